@@ -1,0 +1,37 @@
+"""Attention with pluggable, data-adaptive position encodings in JAX."""
+
+from dape_jax import encodings
+from dape_jax.attention import attention
+from dape_jax.encodings import (
+    Alibi,
+    Dape,
+    DapeV2,
+    Fire,
+    KerpleLog,
+    Nope,
+    PositionalEncoding,
+    Rope,
+    ScoreMod,
+    Tile,
+    TileFunction,
+)
+from dape_jax.errors import ConfigError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Alibi",
+    "ConfigError",
+    "Dape",
+    "DapeV2",
+    "Fire",
+    "KerpleLog",
+    "Nope",
+    "PositionalEncoding",
+    "Rope",
+    "ScoreMod",
+    "Tile",
+    "TileFunction",
+    "attention",
+    "encodings",
+]

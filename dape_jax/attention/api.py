@@ -1,0 +1,132 @@
+"""attention(...): one signature, several implementations."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dape_jax.array_typing import Key, Positions, Query, SegmentIds, Value
+from dape_jax.attention.reference import reference_attention
+from dape_jax.encodings.base import ScoreMod
+
+IMPLEMENTATIONS = ("reference",)
+
+
+def attention(
+    query: Query,
+    key: Key,
+    value: Value,
+    score_mod: ScoreMod | None = None,
+    *,
+    q_positions: Positions,
+    kv_positions: Positions,
+    q_segment_ids: SegmentIds | None = None,
+    kv_segment_ids: SegmentIds | None = None,
+    q_features: Any = None,
+    kv_features: Any = None,
+    causal: bool = True,
+    window: int | None = None,
+    sink: jax.Array | None = None,
+    scale: float | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+  """Returns softmax(score_mod(scale * q k^T)) v, [B, T, N, Hv].
+
+  Scores, bias, score network and softmax are float32 (float64 for float64
+  input) whatever the input's dtype. A query that sees no key gets zeros. Keys
+  and values that no query sees have no effect, whatever they hold.
+
+  Args:
+    query: [B, T, N, H].
+    key: [B, S, K, H], K a divisor of N; head n reads key/value head n // (N/K).
+    value: [B, S, K, Hv].
+    score_mod: `encoding.apply({"params": params}, method="score_mod")`.
+    q_positions, kv_positions: int32 [T] and [S] (shared by the batch), or
+      [B, T] and [B, S]; position within the document. Keys at negative
+      positions do not exist.
+    q_segment_ids, kv_segment_ids: int32 [B, T] and [B, S]: a query sees keys of
+      its own id only, and id 0 is padding. Both or neither.
+    q_features, kv_features: trees of [B, T, ...] and [B, S, ...] arrays for the
+      score modifier.
+    causal: hide keys after the query, by position.
+    window: in positions; a causal window of w keeps exactly the last w keys.
+    sink: one more logit per head in the denominator, [N].
+    scale: of the scores, by default 1 / sqrt(H).
+    implementation: None is the best that supports the call; a name is that one.
+      Implemented: "reference" (the whole score matrix in memory).
+
+  Raises:
+    NotImplementedError: the implementation does not support this call.
+    ValueError: shapes that do not fit, with the argument's name.
+  """
+  _check(query, key, value, q_positions, kv_positions)
+  if window is not None and window < 1:
+    raise ValueError(f"window={window}: must be 1 or more, or None.")
+  if (q_segment_ids is None) != (kv_segment_ids is None):
+    raise ValueError("q_segment_ids and kv_segment_ids: give both or neither.")
+  batch, num_queries = query.shape[:2]
+  num_keys = key.shape[1]
+  if q_segment_ids is not None:
+    _check_shape("q_segment_ids", q_segment_ids, (batch, num_queries))
+    _check_shape("kv_segment_ids", kv_segment_ids, (batch, num_keys))
+  if implementation not in (None, *IMPLEMENTATIONS):
+    raise NotImplementedError(
+        f"implementation={implementation!r} does not exist yet; there is"
+        f" {', '.join(map(repr, IMPLEMENTATIONS))}, or None for the best."
+    )
+  if sink is not None:
+    raise NotImplementedError(
+        "sink (a learned logit in the softmax's denominator) is not supported"
+        " by implementation 'reference' yet; leave it None."
+    )
+  return reference_attention(
+      query,
+      key,
+      value,
+      score_mod,
+      q_positions=jnp.asarray(q_positions),
+      kv_positions=jnp.asarray(kv_positions),
+      q_segment_ids=q_segment_ids,
+      kv_segment_ids=kv_segment_ids,
+      q_features=q_features,
+      kv_features=kv_features,
+      causal=causal,
+      window=window,
+      scale=query.shape[-1] ** -0.5 if scale is None else scale,
+  )
+
+
+def _check(query, key, value, q_positions, kv_positions) -> None:
+  for name, array in (("query", query), ("key", key), ("value", value)):
+    if array.ndim != 4:
+      raise ValueError(
+          f"{name} has shape {array.shape}; it must be [batch, length, heads,"
+          " head dim]."
+      )
+  batch, num_queries, num_heads, head_dim = query.shape
+  num_keys, num_kv_heads = key.shape[1:3]
+  _check_shape("key", key, (batch, num_keys, num_kv_heads, head_dim))
+  _check_shape("value", value[..., 0], (batch, num_keys, num_kv_heads))
+  if num_kv_heads == 0 or num_heads % num_kv_heads:
+    raise ValueError(
+        f"key has {num_kv_heads} heads, which do not divide query's"
+        f" {num_heads}."
+    )
+  for name, positions, length in (
+      ("q_positions", q_positions, num_queries),
+      ("kv_positions", kv_positions, num_keys),
+  ):
+    if not jnp.issubdtype(positions.dtype, jnp.integer):
+      raise ValueError(
+          f"{name} has dtype {positions.dtype}; positions are exact integers."
+      )
+    if positions.shape not in ((length,), (batch, length)):
+      raise ValueError(
+          f"{name} has shape {positions.shape}; it must be ({length},) or"
+          f" ({batch}, {length})."
+      )
+
+
+def _check_shape(name: str, array, shape: tuple[int, ...]) -> None:
+  if array.shape != shape:
+    raise ValueError(f"{name} has shape {array.shape}; it must be {shape}.")

@@ -1,0 +1,120 @@
+"""Key/value cache of a decoder: slots in order of arrival."""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+
+@flax.struct.dataclass
+class Cache:
+  """Keys and values of all layers, and where each slot's token stands.
+
+  Slots not yet filled have segment id 0 (padding), so nothing attends to them,
+  whatever they hold.
+
+  Attributes:
+    keys, values: [num_layers, B, S, K, H], keys already rotated.
+    positions: [B, S] int32.
+    segment_ids: [B, S] int32.
+    filled: int32 scalar, slots in use.
+  """
+
+  keys: jax.Array
+  values: jax.Array
+  positions: jax.Array
+  segment_ids: jax.Array
+  filled: jax.Array
+
+  @property
+  def capacity(self) -> int:
+    return self.positions.shape[1]
+
+
+def empty_cache(
+    num_layers: int,
+    batch_size: int,
+    capacity: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: jnp.dtype,
+) -> Cache:
+  """Returns a cache of `capacity` slots, none of them filled."""
+  shape = (num_layers, batch_size, capacity, num_kv_heads, head_dim)
+  slots = jnp.zeros((batch_size, capacity), jnp.int32)
+  return Cache(
+      keys=jnp.zeros(shape, dtype),
+      values=jnp.zeros(shape, dtype),
+      positions=slots,
+      segment_ids=slots,
+      filled=jnp.zeros((), jnp.int32),
+  )
+
+
+def grow_cache(cache: Cache, capacity: int) -> Cache:
+  """Returns the cache with empty slots appended up to `capacity`.
+
+  Raises:
+    ValueError: `capacity` is below the present one.
+  """
+  extra = capacity - cache.capacity
+  if extra < 0:
+    raise ValueError(
+        f"a cache of {cache.capacity} slots cannot shrink to {capacity}."
+    )
+
+  def padded(x, axis):
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, extra)
+    return jnp.pad(x, widths)
+
+  return cache.replace(
+      keys=padded(cache.keys, 2),
+      values=padded(cache.values, 2),
+      positions=padded(cache.positions, 1),
+      segment_ids=padded(cache.segment_ids, 1),
+  )
+
+
+def append_tokens(
+    cache: Cache, positions: jax.Array, segment_ids: jax.Array
+) -> Cache:
+  """Returns the cache with T more slots taken; keys and values still to come.
+
+  Args:
+    cache: with `filled` slots in use.
+    positions, segment_ids: [B, T] int32 of the new tokens.
+
+  Raises:
+    ValueError: the tokens do not fit, where `filled` is known. Under jit it is
+      not; then `filled` passes the capacity, see `overfilled`.
+  """
+  length = positions.shape[1]
+  if not isinstance(cache.filled, jax.core.Tracer):
+    filled = int(cache.filled)
+    if filled + length > cache.capacity:
+      raise ValueError(
+          f"cache of {cache.capacity} slots holds {filled}; {length} more do"
+          " not fit. Make it larger (grow_cache)."
+      )
+  start = (0, cache.filled)
+  update = jax.lax.dynamic_update_slice
+  return cache.replace(
+      positions=update(cache.positions, positions, start),
+      segment_ids=update(cache.segment_ids, segment_ids, start),
+      filled=cache.filled + length,
+  )
+
+
+def overfilled(cache: Cache) -> jax.Array:
+  """Returns whether tokens were appended beyond the capacity, bool scalar."""
+  return cache.filled > cache.capacity
+
+
+def append_keys_values(
+    slots_BxSxKxH: jax.Array, new_BxTxKxH: jax.Array, filled: jax.Array
+) -> jax.Array:
+  """Returns one layer's slots with T new entries, the last at `filled - 1`."""
+  start = (0, filled - new_BxTxKxH.shape[1], 0, 0)
+  return jax.lax.dynamic_update_slice(
+      slots_BxSxKxH, new_BxTxKxH.astype(slots_BxSxKxH.dtype), start
+  )

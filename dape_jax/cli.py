@@ -1,0 +1,58 @@
+"""How the scripts start and how they fail."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import flags
+
+from dape_jax.errors import ConfigError
+
+
+def _one_line(error: BaseException) -> str:
+  return " ".join(str(error).split())
+
+
+def run(
+    main: Callable[[list[str]], int | None], argv: Sequence[str] | None = None
+) -> None:
+  """Parses absl flags, calls `main(arguments left over)` and exits.
+
+  Exit status: what `main` returns (None is 0); 2 with one line on stderr for bad
+  input (a ConfigError or a flag that cannot be parsed); 130 after Ctrl-C.
+
+  Args:
+    main: gets argv as absl would give it, program name first.
+    argv: default sys.argv.
+  """
+  argv = list(sys.argv if argv is None else argv)
+  script = os.path.basename(argv[0])
+  if any(arg in ("--help", "-h", "-help", "--helpfull") for arg in argv[1:]):
+    module = sys.modules["__main__"]
+    print(f"{(module.__doc__ or '').strip()}\n\nFlags:")
+    print(flags.FLAGS.get_help() if "--helpfull" in argv else _flags_help())
+    sys.exit(0)
+  try:
+    # config_flags reports a misspelt setting as AttributeError or KeyError, and
+    # reads the config file, which may itself refuse its argument.
+    arguments = flags.FLAGS(argv)
+  except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as e:
+    _fail(script, e)
+  except (OSError, ImportError) as e:
+    _fail(script, e)
+  try:
+    sys.exit(main(arguments))
+  except ConfigError as e:
+    _fail(script, e)
+  except KeyboardInterrupt:
+    print(f"{script}: interrupted", file=sys.stderr)
+    sys.exit(130)
+
+
+def _flags_help() -> str:
+  return flags.FLAGS.main_module_help()
+
+
+def _fail(script: str, error: BaseException) -> None:
+  print(f"{script}: error: {_one_line(error)}", file=sys.stderr)
+  sys.exit(2)

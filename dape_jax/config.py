@@ -1,0 +1,294 @@
+"""Settings of an experiment: frozen, validated once, stored in checkpoints.
+
+Config files (`configs/*.py`) return an `ml_collections.ConfigDict` with the
+same fields; `experiment_from_dict` turns it (or the JSON stored beside a
+checkpoint) into these dataclasses, and every message names the field.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from dape_jax.errors import ConfigError, did_you_mean
+
+
+def _require(condition: bool, field: str, value: Any, fix: str) -> None:
+  if not condition:
+    raise ConfigError(f"config.{field}={value!r}: {fix}")
+
+
+def _require_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
+  if value not in choices:
+    raise ConfigError(
+        f"config.{field}={value!r} is unknown.{did_you_mean(value, choices)}"
+    )
+
+
+def _require_positive(section: str, config: Any, *names: str) -> None:
+  for name in names:
+    value = getattr(config, name)
+    _require(value > 0, f"{section}.{name}", value, "must be greater than 0.")
+
+
+def _require_not_negative(section: str, config: Any, *names: str) -> None:
+  for name in names:
+    value = getattr(config, name)
+    _require(value >= 0, f"{section}.{name}", value, "must be 0 or more.")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """Decoder language model (models/transformer.py).
+
+  Attributes:
+    vocab_size: rows of the embedding and of the output head.
+    num_layers: number of blocks.
+    width: size D of the residual stream; a multiple of num_heads.
+    num_heads: query heads N.
+    num_kv_heads: key/value heads K, a divisor of num_heads; 0 means num_heads.
+    mlp_width: hidden size F of the feed-forward; 0 means 4 * width.
+    encoding: registry name of the position encoding.
+    encoding_options: options of that encoding (see `encodings.options`).
+    share_encoding: one set of encoding parameters for all layers.
+    init: "dape" (small init, arXiv 2405.14722's code) or "kerple" (GPT-2's).
+    dtype: compute dtype of activations; parameters are float32 always.
+    remat: what the backward pass recomputes: "none", "dots" (keep matrix
+      products without a batch dimension) or "full" (keep only block inputs).
+  """
+
+  vocab_size: int = 384
+  num_layers: int = 12
+  width: int = 768
+  num_heads: int = 12
+  num_kv_heads: int = 0
+  mlp_width: int = 0
+  encoding: str = "dape_kerple_log"
+  encoding_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  share_encoding: bool = False
+  init: str = "dape"
+  dtype: str = "bfloat16"
+  remat: str = "none"
+
+  def __post_init__(self):
+    _require_positive(
+        "model", self, "vocab_size", "num_layers", "width", "num_heads"
+    )
+    _require_not_negative("model", self, "num_kv_heads", "mlp_width")
+    _require(
+        self.width % self.num_heads == 0,
+        "model.num_heads",
+        self.num_heads,
+        f"does not divide config.model.width={self.width}; choose a divisor.",
+    )
+    kv_heads = self.num_kv_heads or self.num_heads
+    _require(
+        self.num_heads % kv_heads == 0,
+        "model.num_kv_heads",
+        self.num_kv_heads,
+        f"does not divide config.model.num_heads={self.num_heads}; choose a"
+        " divisor (0 means one key/value head per query head).",
+    )
+    _require_choice("model.init", self.init, ("dape", "kerple"))
+    _require_choice("model.dtype", self.dtype, ("bfloat16", "float32"))
+    _require_choice("model.remat", self.remat, ("none", "dots", "full"))
+
+  def __hash__(self):
+    # Modules that hold a config are hashed (jit's static arguments).
+    values = (getattr(self, f.name) for f in dataclasses.fields(self))
+    return hash(
+        tuple(
+            tuple(sorted(v.items())) if isinstance(v, Mapping) else v
+            for v in values
+        )
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """Training text.
+
+  Attributes:
+    source: "code" (the embedded code corpus) or "stdlib" (the standard library
+      alone).
+    tokenizer: "bytes".
+    dir: folder for prepared data; "" means $DAPE_JAX_DATA or ~/.cache/dape_jax.
+    length: tokens per training window.
+    packing: "segments" (documents packed with segment ids, positions restart
+      and no loss across borders) or "plain" (windows cut through the stream,
+      the papers' way).
+  """
+
+  source: str = "code"
+  tokenizer: str = "bytes"
+  dir: str = ""
+  length: int = 512
+  packing: str = "segments"
+
+  def __post_init__(self):
+    _require_positive("data", self, "length")
+    _require_choice("data.source", self.source, ("code", "stdlib"))
+    _require_choice("data.tokenizer", self.tokenizer, ("bytes",))
+    _require_choice("data.packing", self.packing, ("segments", "plain"))
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+  """AdamW with linear warm-up, cosine decay and gradient clipping.
+
+  Attributes:
+    learning_rate: peak, reached after warmup_steps.
+    final_learning_rate: reached at the last step.
+    warmup_steps: linear from 0.
+    beta1, beta2, eps: Adam's.
+    weight_decay: decoupled.
+    decay: what is decayed: "all" (the DAPE recipe, biases and encoding
+      parameters too) or "matrices" (parameters of the network with two or more
+      axes per layer; never biases, norms or the position encoding's).
+    clip_norm: global gradient norm; 0 turns clipping off.
+  """
+
+  learning_rate: float = 6e-4
+  final_learning_rate: float = 6e-5
+  warmup_steps: int = 500
+  beta1: float = 0.9
+  beta2: float = 0.95
+  eps: float = 1e-8
+  weight_decay: float = 0.1
+  decay: str = "matrices"
+  clip_norm: float = 1.0
+
+  def __post_init__(self):
+    _require_positive("optimizer", self, "learning_rate", "eps")
+    _require_not_negative(
+        "optimizer",
+        self,
+        "final_learning_rate",
+        "warmup_steps",
+        "weight_decay",
+        "clip_norm",
+    )
+    for name in ("beta1", "beta2"):
+      value = getattr(self, name)
+      _require(0 <= value < 1, f"optimizer.{name}", value, "must be in [0, 1).")
+    _require_choice("optimizer.decay", self.decay, ("all", "matrices"))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+  """Length and rhythm of a run.
+
+  Attributes:
+    steps: optimizer steps.
+    batch_size: windows per optimizer step, over all devices and hosts.
+    accumulation: microbatches that one step's batch is split into.
+    log_every, eval_every, checkpoint_every: in steps; 0 turns it off (a
+      checkpoint is always written at the end).
+    eval_batches: validation batches of batch_size windows per evaluation.
+    keep_checkpoints: how many of the latest stay on disk.
+  """
+
+  steps: int = 50_000
+  batch_size: int = 32
+  accumulation: int = 1
+  log_every: int = 10
+  eval_every: int = 1000
+  eval_batches: int = 16
+  checkpoint_every: int = 1000
+  keep_checkpoints: int = 2
+
+  def __post_init__(self):
+    _require_positive(
+        "train",
+        self,
+        "steps",
+        "batch_size",
+        "accumulation",
+        "log_every",
+        "eval_batches",
+        "keep_checkpoints",
+    )
+    _require_not_negative("train", self, "eval_every", "checkpoint_every")
+    _require(
+        self.batch_size % self.accumulation == 0,
+        "train.accumulation",
+        self.accumulation,
+        f"does not divide config.train.batch_size={self.batch_size}.",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+  """Everything that determines a training run, except the machine."""
+
+  model: ModelConfig
+  data: DataConfig
+  optimizer: OptimizerConfig
+  train: TrainConfig
+  seed: int = 0
+
+
+_SECTIONS = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "optimizer": OptimizerConfig,
+    "train": TrainConfig,
+}
+
+
+def _section_from_dict(name: str, cls: type, values: Mapping[str, Any]) -> Any:
+  fields = {f.name: f for f in dataclasses.fields(cls)}
+  for key, value in values.items():
+    if key not in fields:
+      raise ConfigError(
+          f"config.{name}.{key} is not a setting.{did_you_mean(key, fields)}"
+      )
+    expected = fields[key].type
+    if expected is float and type(value) is int:
+      continue
+    if expected in (int, float, str, bool) and type(value) is not expected:
+      raise ConfigError(
+          f"config.{name}.{key}={value!r} is of type {type(value).__name__};"
+          f" it must be of type {expected.__name__}."
+      )
+  return cls(**values)
+
+
+def experiment_from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
+  """Returns the validated experiment of a ConfigDict's or JSON file's dict.
+
+  Args:
+    values: nested mapping with the sections model, data, optimizer and train,
+      and `seed`. Left-out settings take their defaults.
+
+  Raises:
+    ConfigError: a setting is unknown (the nearest valid name is given), of the
+      wrong type or out of range.
+  """
+  valid = [*_SECTIONS, "seed"]
+  for key in values:
+    if key not in valid:
+      raise ConfigError(
+          f"config.{key} is not a setting.{did_you_mean(key, valid)}"
+      )
+  seed = values.get("seed", 0)
+  _require(
+      type(seed) is int and seed >= 0, "seed", seed, "must be an int >= 0."
+  )
+  sections = {
+      name: _section_from_dict(name, cls, values.get(name) or {})
+      for name, cls in _SECTIONS.items()
+  }
+  return ExperimentConfig(seed=seed, **sections)
+
+
+def experiment_to_dict(config: ExperimentConfig) -> dict[str, Any]:
+  """Returns the nested plain dict that `experiment_from_dict` reads back."""
+  return dataclasses.asdict(
+      dataclasses.replace(
+          config,
+          model=dataclasses.replace(
+              config.model,
+              encoding_options=dict(config.model.encoding_options),
+          ),
+      )
+  )

@@ -1,0 +1,24 @@
+"""Text for training and evaluation: corpora, tokenizers, batches.
+
+corpus = dape_jax.data.load_corpus("code")
+batches = dape_jax.data.TrainBatches(
+    corpus.split("train"), length=512, batch_size=32, seed=0
+)
+batch = batches[0]  # any step, in any order
+"""
+
+from dape_jax.data.batches import TrainBatches
+from dape_jax.data.corpus import Corpus, Split, load_corpus, open_corpus
+from dape_jax.data.documents import Document
+from dape_jax.data.tokenizers import ByteTokenizer, make_tokenizer
+
+__all__ = [
+    "ByteTokenizer",
+    "Corpus",
+    "Document",
+    "Split",
+    "TrainBatches",
+    "load_corpus",
+    "make_tokenizer",
+    "open_corpus",
+]

@@ -1,0 +1,52 @@
+"""ALiBi (Press et al. 2022, arXiv 2108.12409)."""
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+import numpy as np
+
+from dape_jax.array_typing import PerHead
+from dape_jax.encodings.base import (
+    AdditiveBias,
+    Params,
+    PositionalEncoding,
+    ScoreMod,
+    Tile,
+)
+
+
+def alibi_slopes(num_heads: int) -> PerHead:
+  """Returns the slope m_h of each head, [N] float64.
+
+  m_h = 2^(-8 (h + 1) / N) when N is a power of two; otherwise the list of the
+  next lower power of two, then every second slope of twice that power.
+  """
+
+  def geometric(n: int) -> np.ndarray:
+    return 2.0 ** (-8.0 * np.arange(1, n + 1) / n)
+
+  lower = 2 ** int(math.log2(num_heads))
+  extra = geometric(2 * lower)[0::2][: num_heads - lower]
+  return np.concatenate([geometric(lower), extra])
+
+
+@dataclasses.dataclass(frozen=True)
+class AlibiTile(AdditiveBias):
+  """B_h(i, j) = -m_h |i - j|."""
+
+  num_heads: int
+
+  def bias(self, params: Params, tile: Tile, dtype: jnp.dtype):
+    del params
+    slopes = jnp.asarray(alibi_slopes(self.num_heads), dtype)
+    return -slopes[:, None, None] * tile.distances()[None].astype(dtype)
+
+
+class Alibi(PositionalEncoding):
+  """B_h(i, j) = -m_h (i - j), m_h fixed (arXiv 2108.12409, section 3)."""
+
+  num_heads: int
+
+  def score_mod(self) -> ScoreMod:
+    return ScoreMod(params={}, function=AlibiTile(self.num_heads))

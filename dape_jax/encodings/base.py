@@ -1,0 +1,180 @@
+"""What an encoding is: a pure function of one tile of scores, and its module.
+
+An encoding never sees a T x S matrix. Attention (any implementation of it)
+hands it the scores of all N heads for some queries and some keys of one batch
+element, with the integer positions of both, and takes back modified scores.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from dape_jax.array_typing import (
+    TileDistances,
+    TileMask,
+    TilePositions,
+    TileScores,
+)
+
+Params = dict[str, Any]
+
+
+@flax.struct.dataclass
+class Tile:
+  """Where a tile of scores lies.
+
+  Attributes:
+    q_positions: [t] int32, position of each query within its document.
+    kv_positions: [s + 2 halo] int32, of each key; -1 where no key exists.
+    visible: [t, s + 2 halo] bool, which keys each query attends to (causality,
+      documents, window and padding together). None means every key at or before
+      the query.
+    q_features, kv_features: per-token inputs of the encoding (trees of [t, ...]
+      and [s + 2 halo, ...] arrays), or None.
+  """
+
+  q_positions: TilePositions
+  kv_positions: TilePositions
+  visible: TileMask | None = None
+  q_features: Any = None
+  kv_features: Any = None
+
+  def distances(self) -> TileDistances:
+    """Returns |i - j| as exact int32, [t, s + 2 halo]."""
+    return position_distances(self.q_positions, self.kv_positions)
+
+  def visible_mask(self) -> TileMask:
+    """Returns `visible`, or its meaning where it is None."""
+    if self.visible is not None:
+      return self.visible
+    q = self.q_positions[:, None]
+    kv = self.kv_positions[None, :]
+    return (kv <= q) & (kv >= 0)
+
+
+def position_distances(
+    q_positions: TilePositions, kv_positions: TilePositions
+) -> TileDistances:
+  """Returns |i - j| for every pair as exact int32, [t, s].
+
+  Callers convert to float32 or wider, never to bfloat16, in which 257 is the
+  first integer that is not exact.
+  """
+  q_positions = jnp.asarray(q_positions, jnp.int32)
+  kv_positions = jnp.asarray(kv_positions, jnp.int32)
+  return jnp.abs(q_positions[:, None] - kv_positions[None, :])
+
+
+@dataclasses.dataclass(frozen=True)
+class TileFunction:
+  """The static half of a ScoreMod: a hashable pure function of a tile.
+
+  Class attributes:
+    halo: neighbouring keys needed on each side of the tile. Scores and
+      kv_positions come with them, the result without.
+    scope: "tile", or "row" when whole rows are needed.
+  """
+
+  halo: ClassVar[int] = 0
+  scope: ClassVar[str] = "tile"
+
+  def bias(
+      self, params: Params, tile: Tile, dtype: jnp.dtype
+  ) -> TileScores | None:
+    """Returns what is added to the scores whatever they are, or None."""
+    raise NotImplementedError
+
+  def __call__(
+      self, params: Params, scores: TileScores, tile: Tile
+  ) -> TileScores:
+    """Returns the modified scores [N, t, s] of scores [N, t, s + 2 halo]."""
+    raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class AdditiveBias(TileFunction):
+  """A = S + B: encodings that only define `bias`."""
+
+  def __call__(
+      self, params: Params, scores: TileScores, tile: Tile
+  ) -> TileScores:
+    return scores + self.bias(params, tile, scores.dtype)
+
+
+@flax.struct.dataclass
+class ScoreMod:
+  """Parameters and tile function of an encoding, ready for `attention`.
+
+  Attributes:
+    params: tree of small arrays; gradients flow to it.
+    function: the static tile function.
+  """
+
+  params: Params
+  function: TileFunction = flax.struct.field(pytree_node=False)
+
+  @property
+  def halo(self) -> int:
+    return self.function.halo
+
+  @property
+  def scope(self) -> str:
+    return self.function.scope
+
+  def apply(self, params: Params, scores: TileScores, tile: Tile) -> TileScores:
+    """Returns function(params, scores, tile), [N, t, s] in scores' dtype."""
+    return self.function(params, scores, tile)
+
+
+class PositionalEncoding(nn.Module):
+  """Base of all encodings; holds parameters, the maths is in pure functions.
+
+  A subclass has a field or property `num_heads` and overrides what it needs:
+  `rotate` (the rotary family) or `score_mod` (everything that acts on scores).
+  """
+
+  def rotate(
+      self,
+      query: jax.Array,
+      key: jax.Array,
+      q_positions: jax.Array,
+      kv_positions: jax.Array,
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns query [B, T, N, H] and key [B, S, K, H] rotated by position.
+
+    Positions are int32 of shape [T] and [S], or [B, T] and [B, S].
+    """
+    del q_positions, kv_positions
+    return query, key
+
+  def score_mod(self) -> ScoreMod | None:
+    """Returns what `attention` takes, or None if scores stay as they are."""
+    return None
+
+  def bias(
+      self, q_positions: TilePositions, kv_positions: TilePositions
+  ) -> TileScores:
+    """Returns the static part B [N, t, s] in float32, for plots and tests."""
+    score_mod = self.score_mod()
+    bias = None
+    if score_mod is not None:
+      tile = Tile(jnp.asarray(q_positions), jnp.asarray(kv_positions))
+      bias = score_mod.function.bias(score_mod.params, tile, jnp.float32)
+    if bias is None:
+      shape = (self.num_heads, len(q_positions), len(kv_positions))
+      bias = jnp.zeros(shape, jnp.float32)
+    return bias
+
+
+def symmetric_uniform(fan_in: int):
+  """Returns the initialiser U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+  limit = fan_in**-0.5
+
+  def init(key, shape, dtype=jnp.float32):
+    return jax.random.uniform(key, shape, dtype, -limit, limit)
+
+  return init

@@ -1,0 +1,187 @@
+"""Encodings of the GPT-NeoX forks that KERPLE and DAPE were released in.
+
+Tensors go by their released names without a prefix: bias_p, bias_a (KERPLE),
+c, L_multiplier, init_L, mlp.* (FIRE), mlp2.* (DAPE). torch Linear weights are
+[out, in], Conv2d weights [out, in, 1, k].
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from dape_jax.encodings import registry
+from dape_jax.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+# The output bias of DAPE's network, which softmax cancels.
+_DROPPED = "mlp2.2.bias"
+# FIRE's L0: a static option of the encoding, not a parameter.
+_STATIC = "init_L"
+
+
+def _split_name(name: str) -> tuple[bool, bool, str]:
+  """Returns (has DAPE's network, it is V2's, base name)."""
+  registry.options(name)  # refuses unknown names
+  is_v2 = name.startswith("dape_v2_")
+  is_dape = name.startswith("dape_")
+  return is_dape, is_v2, name.removeprefix("dape_").removeprefix("v2_")
+
+
+def _fire_layers(tensors: Mapping[str, Any]) -> int:
+  return 2 if "mlp.4.weight" in tensors else 1
+
+
+def _expected_names(name: str, tensors: Mapping[str, Any]) -> list[str]:
+  is_dape, _, base = _split_name(name)
+  expected = []
+  if base == "kerple_log":
+    expected += ["bias_p", "bias_a"]
+  if base == "fire":
+    expected += ["c", "L_multiplier"]
+    for layer in range(_fire_layers(tensors) + 1):
+      expected += [f"mlp.{2 * layer}.weight", f"mlp.{2 * layer}.bias"]
+  if is_dape:
+    expected += ["mlp2.0.weight", "mlp2.0.bias", "mlp2.2.weight"]
+  return expected
+
+
+def _check_names(name: str, tensors: Mapping[str, Any]) -> None:
+  _, _, base = _split_name(name)
+  expected = _expected_names(name, tensors)
+  optional = {_DROPPED} if name.startswith("dape_") else set()
+  if base == "fire":
+    optional |= {_STATIC}
+  missing = sorted(set(expected) - set(tensors))
+  extra = sorted(set(tensors) - set(expected) - optional)
+  if missing or extra:
+    raise ConfigError(
+        f'tensors do not fit encoding "{name}":'
+        f" missing {missing or 'none'}, extra {extra or 'none'}."
+    )
+
+
+def _reshaped(
+    tensors: Mapping[str, Any], key: str, *shape: int | None
+) -> np.ndarray:
+  """Returns the tensor if its shape fits `shape` (None: any size)."""
+  array = np.asarray(tensors[key])
+  fits = len(array.shape) == len(shape) and all(
+      want in (None, size) for want, size in zip(shape, array.shape)
+  )
+  if not fits:
+    wanted = ", ".join("?" if n is None else str(n) for n in shape)
+    raise ConfigError(
+        f'tensor "{key}" has shape {list(array.shape)}, expected [{wanted}].'
+    )
+  return array
+
+
+def encoding_params(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the parameters of encoding `name` from released tensors.
+
+  The output bias of DAPE's network (mlp2.2.bias) is dropped: it adds one number
+  to a whole row, which softmax cancels. init_L is a static option, which
+  `encoding_options` returns. KERPLE's values are clamped on use, not here.
+
+  Args:
+    name: registry name, for example "dape_kerple_log".
+    tensors: released name -> array-like.
+
+  Returns:
+    Tree for `encoding.apply({"params": ...}, method="score_mod")`, float32.
+
+  Raises:
+    ConfigError: the names of all missing and extra tensors, or the first tensor
+      whose shape does not fit.
+  """
+  _check_names(name, tensors)
+  is_dape, is_v2, base = _split_name(name)
+  params: dict[str, Any] = {}
+  num_heads = None
+  if base == "kerple_log":
+    num_heads = np.shape(tensors["bias_p"])[0]
+    for ours, theirs in (("r1", "bias_p"), ("r2", "bias_a")):
+      params[ours] = _reshaped(tensors, theirs, num_heads, 1, 1)[:, 0, 0]
+  if base == "fire":
+    params["c"] = np.reshape(_scalar(tensors, "c"), ())
+    params["m"] = np.reshape(_scalar(tensors, "L_multiplier"), ())
+    fan_in: int | None = 1
+    for layer in range(_fire_layers(tensors) + 1):
+      weight = _reshaped(tensors, f"mlp.{2 * layer}.weight", None, fan_in)
+      fan_in = weight.shape[0]
+      params[f"kernel_{layer}"] = weight.T
+      params[f"bias_{layer}"] = _reshaped(
+          tensors, f"mlp.{2 * layer}.bias", fan_in
+      )
+    num_heads = fan_in
+  if is_dape:
+    params = {"base": params} if params or base == "alibi" else {}
+    params |= _network_params(tensors, is_v2, base, num_heads)
+    if _DROPPED in tensors:
+      logger.info("%s of %s left out: softmax cancels it.", _DROPPED, name)
+  return _as_float32(params)
+
+
+def _scalar(tensors: Mapping[str, Any], key: str) -> np.ndarray:
+  array = np.asarray(tensors[key])
+  if array.size != 1:
+    raise ConfigError(f'tensor "{key}" has shape {list(array.shape)}, not [].')
+  return array
+
+
+def _network_params(
+    tensors: Mapping[str, Any], is_v2: bool, base: str, num_heads: int | None
+) -> dict[str, Any]:
+  """Returns DAPE's kernels as [in, out], or [k, in, out] for V2."""
+  window = (1, None) if is_v2 else ()
+  output = _reshaped(tensors, "mlp2.2.weight", num_heads, None, *window)
+  num_heads, width = output.shape[:2]
+  channels = num_heads * (1 if base in ("nope", "rope") else 2)
+  size = output.shape[3:]
+  window = (1, *size) if is_v2 else ()
+  hidden = _reshaped(tensors, "mlp2.0.weight", width, channels, *window)
+  if is_v2:
+    hidden, output = hidden[:, :, 0], output[:, :, 0]
+  return {
+      "hidden_kernel": hidden.T,
+      "hidden_bias": _reshaped(tensors, "mlp2.0.bias", width),
+      "output_kernel": output.T,
+  }
+
+
+def _as_float32(params: dict[str, Any]) -> dict[str, Any]:
+  return {
+      key: _as_float32(value)
+      if isinstance(value, dict)
+      else jnp.asarray(value, jnp.float32)
+      for key, value in params.items()
+  }
+
+
+def encoding_options(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the options with which `make(name, ...)` fits released tensors.
+
+  Sizes are read off the tensors, FIRE's threshold from init_L (its default
+  where that is absent), and V2 gets edge="zero", as released.
+
+  Raises:
+    ConfigError: the names of all missing and extra tensors.
+  """
+  _check_names(name, tensors)
+  is_dape, is_v2, base = _split_name(name)
+  options: dict[str, Any] = {}
+  if base == "fire":
+    options["fire_layers"] = _fire_layers(tensors)
+    options["fire_width"] = np.shape(tensors["mlp.0.weight"])[0]
+    if _STATIC in tensors:
+      options["threshold"] = float(_scalar(tensors, _STATIC).item())
+  if is_dape:
+    options["width"] = np.shape(tensors["mlp2.0.weight"])[0]
+  if is_v2:
+    options["kernel_size"] = np.shape(tensors["mlp2.0.weight"])[-1]
+    options["edge"] = "zero"
+  return options

@@ -1,0 +1,122 @@
+import json
+
+import numpy as np
+import pytest
+
+from dape_jax.data import TrainBatches
+from dape_jax.errors import ConfigError
+
+_LENGTH = 64
+
+
+def _batches(corpus, **changes):
+  settings = dict(length=_LENGTH, batch_size=8, seed=3, packing="segments")
+  return TrainBatches(corpus.split("validation"), **(settings | changes))
+
+
+def _assert_equal(left, right):
+  assert left.keys() == right.keys()
+  for name in left:
+    np.testing.assert_array_equal(left[name], right[name], err_msg=name)
+
+
+def test_shapes_and_dtypes(corpus):
+  batch = _batches(corpus)[0]
+  assert {k: (v.dtype.name, v.shape) for k, v in batch.items()} == {
+      "inputs": ("int32", (8, _LENGTH)),
+      "targets": ("int32", (8, _LENGTH)),
+      "segment_ids": ("int32", (8, _LENGTH)),
+      "positions": ("int32", (8, _LENGTH)),
+      "loss_weights": ("float32", (8, _LENGTH)),
+  }
+
+
+def test_a_batch_is_a_function_of_seed_and_step(corpus):
+  one = _batches(corpus)
+  forward = [one[step] for step in range(6)]
+  for step in (5, 2, 4, np.int64(2)):
+    _assert_equal(one[step], forward[step])
+    _assert_equal(_batches(corpus)[step], forward[step])
+  other = _batches(corpus, seed=4)[0]
+  assert not np.array_equal(other["inputs"], forward[0]["inputs"])
+
+
+@pytest.mark.parametrize("process_count", [2, 4, 8])
+def test_processes_interleave_to_the_batch_of_one(corpus, process_count):
+  one = _batches(corpus)
+  processes = [
+      _batches(corpus, process_index=i, process_count=process_count)
+      for i in range(process_count)
+  ]
+  for step in (0, 7, 10_000):
+    together = one[step]
+    for index, process in enumerate(processes):
+      rows = {k: v[index::process_count] for k, v in together.items()}
+      _assert_equal(process[step], rows)
+
+
+def test_an_epoch_has_every_window_once_and_the_next_another_order(corpus):
+  split = corpus.split("validation")
+  num_windows = (split.tokens.size - 1) // _LENGTH
+  batches = _batches(corpus, batch_size=1)
+  epochs = [
+      [batches[epoch * num_windows + i]["targets"] for i in range(num_windows)]
+      for epoch in range(2)
+  ]
+  expected = split.tokens[1 : 1 + num_windows * _LENGTH].reshape(-1, _LENGTH)
+  order = lambda rows: sorted(row.tobytes() for row in rows)
+  for epoch in epochs:
+    assert order(np.concatenate(epoch)) == order(expected.astype(np.int32))
+  assert not np.array_equal(epochs[0], epochs[1])
+
+
+def test_a_batch_may_be_larger_than_an_epoch(corpus):
+  length = corpus.split("validation").tokens.size - 1
+  batch = _batches(corpus, length=length, batch_size=3)[5]
+  np.testing.assert_array_equal(batch["inputs"][0], batch["inputs"][2])
+
+
+def test_state_survives_json_and_is_checked(corpus):
+  batches = _batches(corpus)
+  state = json.loads(json.dumps(batches.data_state(12)))
+  assert state == {
+      "seed": 3,
+      "step": 12,
+      "batch_size": 8,
+      "length": _LENGTH,
+      "packing": "segments",
+      "fingerprint": corpus.fingerprint,
+  }
+  batches.check_state(state)
+  # Another number of processes continues the same data.
+  _batches(corpus, process_index=1, process_count=2).check_state(state)
+  for change, field in (
+      ({"seed": 4}, "config.seed"),
+      ({"batch_size": 4}, "config.train.batch_size"),
+      ({"length": 32}, "config.data.length"),
+      ({"packing": "plain"}, "config.data.packing"),
+  ):
+    with pytest.raises(ConfigError, match=field):
+      _batches(corpus, **change).check_state(state)
+  with pytest.raises(ConfigError, match="fingerprint"):
+    batches.check_state(state | {"fingerprint": "0" * 16})
+  del state["length"]
+  with pytest.raises(ConfigError, match="'length'"):
+    batches.check_state(state)
+
+
+def test_settings_are_checked(corpus):
+  for change, message in (
+      ({"process_count": 3}, r"config.train.batch_size=8.*processes, 3"),
+      ({"batch_size": 0}, "config.train.batch_size=0"),
+      ({"length": 10**9}, "config.data.length"),
+      ({"packing": "dense"}, "config.data.packing"),
+      ({"seed": 2**32}, "config.seed"),
+      ({"seed": -1}, "config.seed"),
+  ):
+    with pytest.raises(ConfigError, match=message):
+      _batches(corpus, **change)
+  with pytest.raises(ValueError, match="process_index=2"):
+    _batches(corpus, process_index=2, process_count=2)
+  with pytest.raises(IndexError):
+    _batches(corpus)[-1]
