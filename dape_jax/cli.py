@@ -10,7 +10,9 @@ from dape_jax.errors import ConfigError
 
 
 def _one_line(error: BaseException) -> str:
-  return " ".join(str(error).split())
+  # A KeyError's str is the repr of its message.
+  message = error.args[0] if isinstance(error, KeyError) else error
+  return " ".join(str(message).split())
 
 
 def run(

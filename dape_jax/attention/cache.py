@@ -40,12 +40,12 @@ def empty_cache(
 ) -> Cache:
   """Returns a cache of `capacity` slots, none of them filled."""
   shape = (num_layers, batch_size, capacity, num_kv_heads, head_dim)
-  slots = jnp.zeros((batch_size, capacity), jnp.int32)
+  slots = (batch_size, capacity)
   return Cache(
       keys=jnp.zeros(shape, dtype),
       values=jnp.zeros(shape, dtype),
-      positions=slots,
-      segment_ids=slots,
+      positions=jnp.zeros(slots, jnp.int32),
+      segment_ids=jnp.zeros(slots, jnp.int32),
       filled=jnp.zeros((), jnp.int32),
   )
 

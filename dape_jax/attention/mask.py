@@ -13,7 +13,7 @@ def visible_mask(
     causal: bool,
     window: int | None,
 ) -> jax.Array:
-  """Returns which keys each query sees, bool [B, T, S], or [1, T, S] if shared.
+  """Returns which keys each query of one batch element sees, bool [T, S].
 
   A key is seen when it exists (position 0 or more), stands in the query's
   document (equal segment ids, 0 being padding, which sees and is seen by
@@ -21,21 +21,19 @@ def visible_mask(
   away, so that a causal window of w keeps exactly w keys.
 
   Args:
-    q_positions, kv_positions: int32 [T] and [S], or [B, T] and [B, S].
-    q_segment_ids, kv_segment_ids: int32 [B, T] and [B, S], or None.
+    q_positions, kv_positions: int32 [T] and [S].
+    q_segment_ids, kv_segment_ids: int32 [T] and [S], or None.
     causal: hide keys after the query.
     window: in positions, or None.
   """
-  q = q_positions[..., :, None]
-  kv = kv_positions[..., None, :]
-  q = q if q.ndim == 3 else q[None]
-  kv = kv if kv.ndim == 3 else kv[None]
-  visible = jnp.broadcast_to(kv >= 0, jnp.broadcast_shapes(q.shape, kv.shape))
+  q = q_positions[:, None]
+  kv = kv_positions[None, :]
+  visible = jnp.broadcast_to(kv >= 0, (q.shape[0], kv.shape[1]))
   if causal:
     visible = visible & (kv <= q)
   if window is not None:
     visible = visible & (jnp.abs(q - kv) < window)
   if q_segment_ids is not None:
-    q_ids = q_segment_ids[:, :, None]
-    visible = visible & (q_ids == kv_segment_ids[:, None, :]) & (q_ids != 0)
+    q_ids = q_segment_ids[:, None]
+    visible = visible & (q_ids == kv_segment_ids[None, :]) & (q_ids != 0)
   return visible

@@ -27,7 +27,11 @@ NEGATIVE_SLOPE = 0.01
 
 
 def _project(x_Cxtxs: jax.Array, kernel_CxE: jax.Array) -> jax.Array:
-  return jnp.einsum("cts,ce->ets", x_Cxtxs, kernel_CxE, precision="highest")
+  # One plain matrix product over all pairs of the tile, kernel first: the result
+  # comes out heads first, untransposed.
+  x_CxP = x_Cxtxs.reshape(len(x_Cxtxs), -1)
+  out_ExP = jnp.matmul(kernel_CxE.T, x_CxP, precision="highest")
+  return out_ExP.reshape(-1, *x_Cxtxs.shape[1:])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,7 +56,7 @@ def fire_bias(
   num_layers = sum(name.startswith("kernel_") for name in params)
   for k in range(num_layers):
     kernel, bias = params[f"kernel_{k}"], params[f"bias_{k}"]
-    x = jnp.einsum("ats,ab->bts", x, kernel, precision="highest")
+    x = jnp.einsum("ab,ats->bts", kernel, x, precision="highest")
     x = x + bias[:, None, None]
     if k < num_layers - 1:
       x = jax.nn.leaky_relu(x, negative_slope)

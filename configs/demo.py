@@ -1,0 +1,60 @@
+"""A byte-level language model of Python source, trained at 128 tokens.
+
+  python train.py --config=configs/demo.py:dape_kerple_log --workdir=runs/demo/dape_kerple_log
+
+The text behind the colon is the encoding (default dape_kerple_log). `make demo`
+trains rope, kerple_log and dape_kerple_log and evaluates them together.
+"""
+
+import ml_collections
+
+from dape_jax import encodings
+
+
+def get_config(encoding: str = "dape_kerple_log") -> ml_collections.ConfigDict:
+  config = ml_collections.ConfigDict()
+  config.seed = 0
+
+  config.model = dict(
+      vocab_size=384,
+      num_layers=2,
+      width=128,
+      num_heads=4,
+      num_kv_heads=0,
+      mlp_width=0,
+      encoding=encoding,
+      encoding_options=encodings.options(encoding),
+      share_encoding=False,
+      init="dape",
+      dtype="float32",  # CPUs are slower in bfloat16
+      remat="none",
+  )
+  config.data = dict(
+      source="code",
+      tokenizer="bytes",
+      dir="",
+      length=128,
+      packing="segments",
+  )
+  config.optimizer = dict(
+      learning_rate=4e-3,
+      final_learning_rate=4e-4,
+      warmup_steps=30,
+      beta1=0.9,
+      beta2=0.95,
+      eps=1e-8,
+      weight_decay=0.1,
+      decay="matrices",
+      clip_norm=1.0,
+  )
+  config.train = dict(
+      steps=400,
+      batch_size=32,
+      accumulation=1,
+      log_every=20,
+      eval_every=200,
+      eval_batches=8,
+      checkpoint_every=200,
+      keep_checkpoints=1,
+  )
+  return config

@@ -1,0 +1,1 @@
+"""How far a language model reads beyond its training length."""

@@ -1,0 +1,243 @@
+"""The training loop: resume, step, log, evaluate, checkpoint."""
+
+import contextlib
+import functools
+import json
+import math
+import os
+import pathlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+from dape_jax.config import ExperimentConfig, experiment_to_dict
+from dape_jax.data import TrainBatches, load_corpus
+from dape_jax.errors import ConfigError
+from dape_jax.models import Transformer
+from dape_jax.training import checkpoint, partitioning
+from dape_jax.training.metrics import MetricsWriter, Throughput
+from dape_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from dape_jax.training.resume import check_same_config
+from dape_jax.training.state import init_state
+from dape_jax.training.step import make_eval_step, make_train_step
+
+
+class NonFiniteLossError(RuntimeError):
+  """The loss or the gradient is infinite or not a number."""
+
+
+@contextlib.contextmanager
+def _writing_to(workdir: pathlib.Path) -> Iterator[None]:
+  try:
+    yield
+  except OSError as e:
+    raise ConfigError(
+        f"--workdir={workdir} cannot be written ({e.strerror or e}); give a"
+        " folder that can."
+    ) from e
+
+
+def _write_config(config: ExperimentConfig, workdir: pathlib.Path) -> None:
+  temporary = workdir / "config.json.tmp"
+  temporary.write_text(json.dumps(experiment_to_dict(config), indent=2) + "\n")
+  os.replace(temporary, workdir / "config.json")
+
+
+def _is_due(every: int, step: int, last: int) -> bool:
+  return step == last or (every > 0 and step % every == 0)
+
+
+class _Run:
+  """A run with its data, its programs and its state."""
+
+  def __init__(self, config: ExperimentConfig, mesh: jax.sharding.Mesh):
+    partitioning.check_batch_size(
+        config.train.batch_size, config.train.accumulation, mesh
+    )
+    model = Transformer(config.model)
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    self.init_state = functools.partial(
+        init_state, model, optimizer, config.seed
+    )
+    # Wrong settings of the model are told here, before any data is prepared.
+    self.abstract_state = jax.eval_shape(self.init_state)
+    corpus = load_corpus(
+        source=config.data.source,
+        tokenizer=config.data.tokenizer,
+        data_dir=config.data.dir,
+    )
+    if config.model.vocab_size < corpus.tokenizer.vocab_size:
+      raise ConfigError(
+          f"config.model.vocab_size={config.model.vocab_size} is less than the"
+          f" {corpus.tokenizer.vocab_size} tokens of"
+          f" config.data.tokenizer={config.data.tokenizer!r}; use"
+          f" {corpus.tokenizer.padded_vocab_size}."
+      )
+    make_batches = functools.partial(
+        TrainBatches,
+        length=config.data.length,
+        batch_size=config.train.batch_size,
+        packing=config.data.packing,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
+    self.config = config
+    self.mesh = mesh
+    self.batches = make_batches(corpus.split("train"), seed=config.seed)
+    # Runs with different seeds are compared on the same windows.
+    self.validation = make_batches(corpus.split("validation"), seed=0)
+    self.train_step = make_train_step(
+        model,
+        optimizer,
+        learning_rate_schedule(config.optimizer, config.train.steps),
+        mesh,
+    )
+    self.eval_step = make_eval_step(model, mesh)
+
+  def start(self, latest: pathlib.Path | None):
+    """Returns the state and its step, of a checkpoint or of a new run."""
+    if latest is None:
+      sharding = partitioning.replicated(self.mesh)
+      return jax.jit(self.init_state, out_shardings=sharding)(), 0
+    metadata = checkpoint.load_metadata(latest)
+    check_same_config(self.config, metadata["config"])
+    self.batches.check_state(metadata["data_state"])
+    state = checkpoint.load_state(latest, self.abstract_state, self.mesh)
+    return state, int(state.step)
+
+  def global_batch(self, batches: TrainBatches, step: int):
+    return partitioning.global_batch(
+        batches[step], self.config.train.accumulation, self.mesh
+    )
+
+  def validation_loss(self, params: Any) -> float:
+    """Returns nats per weighted token of the first validation batches."""
+    sums = [
+        self.eval_step(params, self.global_batch(self.validation, i))
+        for i in range(self.config.train.eval_batches)
+    ]
+    nats, tokens = zip(*jax.device_get(sums))
+    return float(sum(map(float, nats)) / sum(map(float, tokens)))
+
+
+def _check_finite(step: int, **values: float) -> None:
+  for name, value in values.items():
+    if not math.isfinite(value):
+      raise NonFiniteLossError(
+          f"{name} is {value} at step {step}; this state is not saved. Lower"
+          " config.optimizer.learning_rate, or lengthen"
+          " config.optimizer.warmup_steps, and give another --workdir."
+      )
+
+
+def _report(
+    run: _Run,
+    step: int,
+    metrics: Mapping[str, jax.Array],
+    writer: MetricsWriter,
+    throughput: Throughput,
+) -> None:
+  """Waits for the metrics of `step`, checks them and writes them if due."""
+  fetched = jax.device_get(dict(metrics))
+  names = ("loss", "gradient_norm", "learning_rate", "tokens")
+  values = {name: float(fetched[name]) for name in names}
+  _check_finite(
+      step, loss=values["loss"], gradient_norm=values["gradient_norm"]
+  )
+  writer.advance(step)
+  train = run.config.train
+  if step == 1 or _is_due(train.log_every, step, train.steps):
+    writer.write(step, values | throughput.measure(step))
+
+
+def _train_steps(run, state, first_step, checkpoints, writer, throughput):
+  """Makes the steps after `first_step`."""
+  train = run.config.train
+  config = experiment_to_dict(run.config)
+  pending = None
+  for step in range(first_step + 1, train.steps + 1):
+    batch = run.global_batch(run.batches, step - 1)
+    state, metrics = run.train_step(state, batch)
+    # The device works on this step while the host waits for the one before it
+    # and makes the next batch.
+    if pending is not None:
+      _report(run, *pending, writer, throughput)
+    pending = (step, metrics)
+    evaluate = train.eval_every and _is_due(train.eval_every, step, train.steps)
+    save = _is_due(train.checkpoint_every, step, train.steps)
+    if not evaluate and not save:
+      continue
+    # What a checkpoint covers must be in the log: a resumed run does not write
+    # it again.
+    _report(run, *pending, writer, throughput)
+    pending = None
+    if evaluate:
+      loss = run.validation_loss(state.params)
+      _check_finite(step, validation_loss=loss)
+      writer.write(step, {"validation_loss": loss})
+    if save:
+      # The loss of a step is that before its update, which may have broken the
+      # state.
+      nats, _ = run.eval_step(state.params, batch)
+      _check_finite(step, **{"loss after the update": float(nats)})
+      checkpoints.save(state, config, run.batches.data_state(step))
+    throughput.restart(step)
+
+
+def train(config: ExperimentConfig, workdir: str | os.PathLike[str]) -> None:
+  """Trains a model, or goes on with a run that was interrupted.
+
+  The same call with the same workdir goes on from the latest checkpoint; the
+  losses are those of a run that was never interrupted, bit for bit on the same
+  devices. The workdir gets config.json, metrics.jsonl, tensorboard/ and
+  checkpoints/.
+
+  Args:
+    config: the experiment.
+    workdir: a folder, created if missing.
+
+  Raises:
+    ConfigError: a setting, the workdir or a checkpoint in it does not fit.
+    NonFiniteLossError: the loss is infinite or NaN; the checkpoints are those
+      from before.
+  """
+  workdir = pathlib.Path(workdir).expanduser().absolute()
+  main_process = jax.process_index() == 0
+  with _writing_to(workdir):
+    workdir.mkdir(parents=True, exist_ok=True)
+  mesh = partitioning.make_mesh()
+  run = _Run(config, mesh)
+  tokens_per_step = config.train.batch_size * config.data.length
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(jax.set_mesh(mesh))
+    with _writing_to(workdir):
+      checkpoints = stack.enter_context(
+          checkpoint.Checkpoints(
+              workdir / "checkpoints", config.train.keep_checkpoints
+          )
+      )
+    state, first_step = run.start(checkpoints.latest)
+    if first_step >= config.train.steps:
+      print(
+          f"{workdir}: already finished, {first_step} of"
+          f" {config.train.steps} steps.",
+          file=sys.stderr,
+      )
+      return
+    with _writing_to(workdir):
+      if main_process:
+        _write_config(config, workdir)
+      writer = stack.enter_context(
+          MetricsWriter(
+              workdir,
+              first_step=first_step,
+              total_steps=config.train.steps,
+              tokens_per_step=tokens_per_step,
+              main_process=main_process,
+          )
+      )
+    _train_steps(
+        run, state, first_step, checkpoints, writer, Throughput(tokens_per_step)
+    )

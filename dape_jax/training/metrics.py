@@ -1,0 +1,152 @@
+"""Where the numbers of a run go: JSONL, TensorBoard, the terminal."""
+
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Mapping
+
+import tensorboardX
+import tqdm
+
+
+def _drop_later_lines(path: pathlib.Path, step: int) -> None:
+  """Keeps the whole lines up to `step`, so that a resumed run repeats none."""
+  if not path.exists():
+    return
+  kept = []
+  for line in path.read_text().splitlines():
+    try:
+      record = json.loads(line)
+    except json.JSONDecodeError:
+      continue  # Cut short when the run was killed; the resumed run repeats it.
+    if record["step"] <= step:
+      kept.append(line + "\n")
+  temporary = path.with_suffix(".tmp")
+  temporary.write_text("".join(kept))
+  os.replace(temporary, path)
+
+
+class Throughput:
+  """Tokens per second since the last question or restart."""
+
+  def __init__(self, tokens_per_step: int):
+    self._tokens_per_step = tokens_per_step
+    self._step = None
+    self._time = 0.0
+
+  def restart(self, step: int) -> None:
+    """Starts to count after `step`, leaving out the time spent elsewhere."""
+    self._step, self._time = step, time.monotonic()
+
+  def measure(self, step: int) -> dict[str, float]:
+    """Returns {"tokens_per_second": ...}; {} when nothing was counted yet."""
+    since, start = self._step, self._time
+    self.restart(step)
+    if since is None or since == step:
+      return {}
+    tokens = (step - since) * self._tokens_per_step
+    return {"tokens_per_second": tokens / (self._time - start)}
+
+
+class MetricsWriter:
+  """Writes the numbers of a run; a context manager.
+
+  `workdir/metrics.jsonl` has a line {"step": ..., name: number, ...} per
+  `write`, floats in full precision; `workdir/tensorboard` the same as events.
+  A terminal shows a progress bar, anything else a line per `write`.
+  """
+
+  def __init__(
+      self,
+      workdir: pathlib.Path,
+      *,
+      first_step: int,
+      total_steps: int,
+      tokens_per_step: int,
+      main_process: bool,
+  ):
+    """Opens the files; what an earlier try wrote beyond `first_step` goes.
+
+    Args:
+      workdir: an existing folder.
+      first_step: updates done before; 0 for a new run.
+      total_steps: updates of the whole run.
+      tokens_per_step: of a batch, for the time left.
+      main_process: the others write nothing.
+    """
+    self._total_steps = total_steps
+    self._tokens_per_step = tokens_per_step
+    self._main_process = main_process
+    self._bar = None
+    if not main_process:
+      return
+    path = workdir / "metrics.jsonl"
+    _drop_later_lines(path, first_step)
+    self._jsonl = path.open("a", buffering=1)
+    # The name has seconds only; the suffix keeps a quick restart from
+    # overwriting the file of the run before.
+    self._events = tensorboardX.SummaryWriter(
+        str(workdir / "tensorboard"),
+        purge_step=first_step + 1,
+        filename_suffix=f".{first_step}",
+    )
+    if sys.stderr.isatty():
+      self._bar = tqdm.tqdm(
+          initial=first_step,
+          total=total_steps,
+          unit="step",
+          dynamic_ncols=True,
+          file=sys.stderr,
+      )
+
+  def __enter__(self) -> "MetricsWriter":
+    return self
+
+  def __exit__(self, *_) -> None:
+    if self._main_process:
+      self._jsonl.close()
+      self._events.close()
+    if self._bar is not None:
+      self._bar.close()
+
+  def advance(self, step: int) -> None:
+    """Moves the progress bar to `step`."""
+    if self._bar is not None:
+      self._bar.update(step - self._bar.n)
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    """Writes named numbers of `step`.
+
+    Args:
+      step: updates done.
+      values: finite Python numbers.
+    """
+    if not self._main_process:
+      return
+    self._jsonl.write(json.dumps({"step": step, **values}) + "\n")
+    for name, value in values.items():
+      self._events.add_scalar(name, value, step)
+    self._show(step, values)
+
+  def _show(self, step: int, values: Mapping[str, float]) -> None:
+    losses = [f"{k} {v:.4f}" for k, v in values.items() if "loss" in k]
+    speed = values.get("tokens_per_second")
+    if speed is not None:
+      losses.append(f"{speed:,.0f} tokens/s")
+    if self._bar is not None:
+      if "loss" in values:
+        self._bar.set_postfix_str(", ".join(losses))
+      else:
+        self._bar.write(f"step {step}: {', '.join(losses)}", file=sys.stderr)
+      return
+    if speed is not None:
+      seconds = (self._total_steps - step) * self._tokens_per_step / speed
+      left = tqdm.tqdm.format_interval(seconds)
+      losses.append(f"{left} left")
+    print(
+        f"step {step}/{self._total_steps}: {', '.join(losses)}",
+        file=sys.stderr,
+        flush=True,
+    )

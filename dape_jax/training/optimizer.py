@@ -1,0 +1,83 @@
+"""AdamW with linear warm-up, cosine decay, gradient clipping, decay masks."""
+
+from typing import Any
+
+import jax
+import optax
+
+from dape_jax.config import OptimizerConfig
+from dape_jax.errors import ConfigError
+
+
+def learning_rate_schedule(
+    config: OptimizerConfig, steps: int
+) -> optax.Schedule:
+  """Returns the learning rate as a function of the updates done before.
+
+  Linear from 0 to `learning_rate` over `warmup_steps` updates, then half a
+  cosine that arrives at `final_learning_rate` in the last update.
+
+  Args:
+    config: rates and warm-up.
+    steps: updates of the whole run.
+
+  Raises:
+    ConfigError: the warm-up does not end within the run.
+  """
+  if config.warmup_steps >= steps:
+    raise ConfigError(
+        f"config.optimizer.warmup_steps={config.warmup_steps}: must be less"
+        f" than config.train.steps={steps}."
+    )
+  # The last update is number steps - 1. A run whose warm-up ends in its last
+  # update makes that update at the peak.
+  cosine = optax.cosine_decay_schedule(
+      config.learning_rate,
+      decay_steps=max(steps - 1 - config.warmup_steps, 1),
+      alpha=config.final_learning_rate / config.learning_rate,
+  )
+  if config.warmup_steps == 0:
+    return cosine
+  warmup = optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps)
+  return optax.join_schedules([warmup, cosine], [config.warmup_steps])
+
+
+def matrices_mask(params: Any) -> Any:
+  """Returns which parameters the "matrices" decay touches.
+
+  Args:
+    params: nested dict of arrays; those under the top-level key "layers" have
+      the layers on axis 0.
+
+  Returns:
+    The same tree of bools: True for network weights with two or more axes per
+    layer; False for biases, norms and whatever lies under a key "encoding".
+  """
+
+  def is_matrix(path, leaf) -> bool:
+    keys = [entry.key for entry in path]
+    axes = leaf.ndim - (keys[0] == "layers")
+    return axes >= 2 and "encoding" not in keys and keys[-1] != "bias"
+
+  return jax.tree_util.tree_map_with_path(is_matrix, params)
+
+
+def make_optimizer(
+    config: OptimizerConfig, steps: int
+) -> optax.GradientTransformation:
+  """Returns the optimizer of a run of `steps` updates.
+
+  Raises:
+    ConfigError: the warm-up does not end within the run.
+  """
+  adamw = optax.adamw(
+      learning_rate_schedule(config, steps),
+      b1=config.beta1,
+      b2=config.beta2,
+      eps=config.eps,
+      weight_decay=config.weight_decay,
+      mask=matrices_mask if config.decay == "matrices" else None,
+  )
+  if config.clip_norm == 0:
+    return adamw
+  return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)

@@ -1,0 +1,44 @@
+"""What a training step changes."""
+
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+
+@flax.struct.dataclass
+class TrainState:
+  """State of a run.
+
+  Attributes:
+    step: int32 scalar, updates done.
+    params: nested dict of float32 arrays.
+    opt_state: of the optimizer.
+  """
+
+  step: jax.Array
+  params: Any
+  opt_state: Any
+
+
+def init_state(
+    model: nn.Module, optimizer: optax.GradientTransformation, seed: int
+) -> TrainState:
+  """Returns the state before the first step; pure, to be jitted.
+
+  Args:
+    model: called as model.init(key, tokens [B, T]).
+    optimizer: of `make_optimizer`.
+    seed: of the parameters' values.
+  """
+  # No parameter's shape depends on the length, so one token is enough.
+  tokens_BxT = jnp.zeros((1, 1), jnp.int32)
+  params = model.init(jax.random.key(seed), tokens_BxT)["params"]
+  return TrainState(
+      step=jnp.zeros((), jnp.int32),
+      params=params,
+      opt_state=optimizer.init(params),
+  )

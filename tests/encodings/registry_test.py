@@ -1,0 +1,66 @@
+import jax
+import pytest
+
+import dape_jax
+from dape_jax import encodings
+
+BASES = ("alibi", "fire", "kerple_log", "nope", "rope")
+
+
+def test_names_are_the_bases_and_both_wrappers_around_them():
+  expected = [p + b for p in ("", "dape_", "dape_v2_") for b in BASES]
+  assert sorted(expected) == list(encodings.names())
+
+
+def test_make_builds_what_the_classes_build():
+  made = encodings.make("dape_kerple_log", num_heads=12, width=16)
+  assert made == dape_jax.Dape(dape_jax.KerpleLog(num_heads=12), width=16)
+  made = encodings.make("dape_v2_rope", num_heads=3, kernel_size=5, edge="zero")
+  assert made == dape_jax.DapeV2(
+      dape_jax.Rope(num_heads=3), kernel_size=5, edge="zero"
+  )
+
+
+def test_fire_is_leaky_only_inside_dape():
+  assert encodings.options("fire")["negative_slope"] == 0.0
+  made = encodings.make("dape_fire", num_heads=2, threshold=64.0)
+  assert made.base.negative_slope == 0.01
+  assert made.base.threshold == 64.0
+
+
+@pytest.mark.parametrize(
+    "name, options, message",
+    [
+        ("kerple_logg", {}, 'Did you mean "kerple_log"'),
+        ("alibi", {"width": 32}, 'encoding "alibi" has no option "width"'),
+        ("dape_fire", {"treshold": 1.0}, 'Did you mean "threshold"'),
+        ("dape_rope", {"width": 0}, "width=0"),
+        ("dape_v2_nope", {"kernel_size": 4}, "kernel_size=4: must be odd"),
+        ("dape_v2_nope", {"edge": "wrap"}, "edge='wrap'"),
+        ("fire", {"fire_layers": 3}, "fire_layers=3: must be 1 or 2"),
+        ("fire", {"threshold": -1.0}, "threshold=-1.0"),
+        ("nope", {"num_heads": 0}, "num_heads=0"),
+    ],
+)
+def test_wrong_names_and_options_are_refused(name, options, message):
+  with pytest.raises(dape_jax.ConfigError, match=message.replace("(", r"\(")):
+    encodings.make(name, **{"num_heads": 2, **options})
+
+
+@pytest.mark.parametrize("name", encodings.names())
+def test_score_modifiers_cross_jit(name):
+  encoding = encodings.make(name, num_heads=2)
+
+  @jax.jit
+  def through_jit(score_mod):
+    return score_mod
+
+  variables = encoding.init(jax.random.key(0), method="score_mod")
+  once = encoding.apply(variables, method="score_mod")
+  again = encoding.apply(variables, method="score_mod")
+  if once is None:
+    assert name in ("nope", "rope")
+    return
+  through_jit(once)
+  through_jit(again)
+  assert through_jit._cache_size() == 1

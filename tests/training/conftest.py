@@ -1,0 +1,115 @@
+"""A tiny experiment and a tiny corpus, shared by the training tests."""
+
+import json
+import pathlib
+import runpy
+
+import jax
+import numpy as np
+import pytest
+
+from dape_jax import data
+from dape_jax.config import experiment_from_dict
+from dape_jax.models import Transformer
+from dape_jax.training import partitioning
+from dape_jax.training.optimizer import make_optimizer
+from dape_jax.training.state import init_state
+
+_TINY_CONFIG = pathlib.Path(__file__).with_name("tiny_config.py")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compile_once(tmp_path_factory):
+  """Most tests compile the same few programs."""
+  jax.config.update(
+      "jax_compilation_cache_dir", str(tmp_path_factory.mktemp("jax_cache"))
+  )
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+  yield
+  jax.config.update("jax_compilation_cache_dir", None)
+
+
+@pytest.fixture(scope="session")
+def make_config():
+  """Returns a function: {"train.steps": 3} -> tiny config with that changed."""
+
+  def make(changes=None):
+    config = runpy.run_path(str(_TINY_CONFIG))["get_config"]()
+    config.update_from_flattened_dict(changes or {})
+    return experiment_from_dict(config.to_dict())
+
+  return make
+
+
+def _make_corpus(folder, seed=0):
+  rng = np.random.default_rng(seed)
+  documents = [
+      data.Document(
+          path=f"{split}/{i}",
+          group=f"{split}/{i}",
+          split=split,
+          text=bytes(rng.integers(97, 105, size, dtype=np.uint8)),
+      )
+      for split, sizes in {
+          "train": (700, 30, 1, 596),
+          "validation": (300,),
+          "test": (100,),
+      }.items()
+      for i, size in enumerate(sizes)
+  ]
+  return data.open_corpus(documents, "tiny", data_dir=folder)
+
+
+@pytest.fixture(scope="session")
+def make_corpus():
+  """Returns a function: folder, seed -> corpus with 41 training windows.
+
+  So the tiny config's batches of 8 cross an epoch border within a batch.
+  """
+  return _make_corpus
+
+
+@pytest.fixture(scope="session")
+def tiny_corpus(make_corpus, tmp_path_factory):
+  return make_corpus(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="session")
+def read_results():
+  """Returns a function: workdir -> lines of metrics.jsonl without timings."""
+
+  def read(workdir):
+    lines = (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    for record in records:
+      record.pop("tokens_per_second", None)
+    return records
+
+  return read
+
+
+@pytest.fixture(scope="session")
+def make_mesh():
+  """Returns a function: number of devices -> mesh of the first ones."""
+
+  def make(num_devices):
+    return jax.sharding.Mesh(
+        np.array(jax.devices()[:num_devices]),
+        ("data",),
+        axis_types=(jax.sharding.AxisType.Auto,),
+    )
+
+  return make
+
+
+@pytest.fixture(scope="session")
+def make_state():
+  """Returns a function: config, mesh -> state before the first step."""
+
+  def make(config, mesh):
+    model = Transformer(config.model)
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    init = lambda: init_state(model, optimizer, config.seed)
+    return jax.jit(init, out_shardings=partitioning.replicated(mesh))()
+
+  return make

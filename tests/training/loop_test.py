@@ -1,0 +1,149 @@
+"""Interrupting, resuming, refusing and stopping a run, in one process."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from dape_jax.config import experiment_from_dict
+from dape_jax.errors import ConfigError
+from dape_jax.training import checkpoint, loop
+
+
+class _InterruptedError(Exception):
+  pass
+
+
+@pytest.fixture(autouse=True)
+def _tiny_corpus(tiny_corpus, monkeypatch):
+  monkeypatch.setattr(loop, "load_corpus", lambda **_: tiny_corpus)
+
+
+@pytest.fixture
+def train_until(monkeypatch):
+  """Returns a function: train, interrupted when a step asks for its batch."""
+  batches = loop.TrainBatches
+
+  def train(config, workdir, step):
+    class Interrupted(batches):
+
+      def __getitem__(self, index):
+        if index == step:
+          raise _InterruptedError
+        return super().__getitem__(index)
+
+    with monkeypatch.context() as patch:
+      patch.setattr(loop, "TrainBatches", Interrupted)
+      with pytest.raises(_InterruptedError):
+        loop.train(config, workdir)
+
+  return train
+
+
+@pytest.fixture(scope="module")
+def whole(make_config, tiny_corpus, tmp_path_factory):
+  """The workdir of an uninterrupted run; tests that change it take a copy."""
+  workdir = tmp_path_factory.mktemp("whole")
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(loop, "load_corpus", lambda **_: tiny_corpus)
+    loop.train(make_config(), workdir)
+  return workdir
+
+
+@pytest.fixture
+def finished(whole, tmp_path):
+  return pathlib.Path(shutil.copytree(whole, tmp_path / "finished"))
+
+
+def test_resuming_twice_across_epochs_is_bit_identical(
+    make_config, whole, train_until, read_results, tmp_path
+):
+  # An epoch is 41 windows, 5 batches and a bit.
+  config = make_config()
+  train_until(config, tmp_path, 13)
+  train_until(config, tmp_path, 27)
+  loop.train(config, tmp_path)
+
+  results = read_results(whole)
+  assert read_results(tmp_path) == results
+  assert [r["step"] for r in results if "loss" in r] == list(range(1, 41))
+  assert [r["step"] for r in results if "validation_loss" in r] == [20, 40]
+  assert results[-1]["validation_loss"] < results[0]["loss"] - 1
+  _, params, step = checkpoint.load_for_evaluation(tmp_path)
+  assert step == 40
+  expected = checkpoint.load_for_evaluation(whole)[1]
+  jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+def test_resuming_on_another_number_of_devices_is_the_same_to_tolerance(
+    make_config,
+    make_mesh,
+    whole,
+    train_until,
+    read_results,
+    tmp_path,
+    monkeypatch,
+):
+  config = make_config()
+  train_until(config, tmp_path, 35)  # On eight; goes on from step 30 on one.
+  monkeypatch.setattr(loop.partitioning, "make_mesh", lambda: make_mesh(1))
+  loop.train(config, tmp_path)
+  for record, expected in zip(
+      read_results(tmp_path), read_results(whole), strict=True
+  ):
+    assert record == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_finished_run_says_so_and_changes_nothing(
+    make_config, finished, capsys
+):
+  before = (finished / "metrics.jsonl").read_bytes()
+  loop.train(make_config(), finished)
+  assert "already finished, 40 of 40 steps" in capsys.readouterr().err
+  assert (finished / "metrics.jsonl").read_bytes() == before
+  stored = json.loads((finished / "config.json").read_text())
+  assert experiment_from_dict(stored) == make_config()
+
+
+def test_the_loop_refuses_another_config(finished, make_config):
+  before = (finished / "config.json").read_bytes()
+  with pytest.raises(ConfigError, match=r"config\.train\.steps=41 .* with 40;"):
+    loop.train(make_config({"train.steps": 41}), finished)
+  assert (finished / "config.json").read_bytes() == before
+
+
+def test_another_corpus_is_refused(
+    finished, make_config, make_corpus, monkeypatch, tmp_path
+):
+  other = make_corpus(tmp_path / "data", seed=1)
+  monkeypatch.setattr(loop, "load_corpus", lambda **_: other)
+  with pytest.raises(ConfigError, match="fingerprint"):
+    loop.train(make_config(), finished)
+
+
+def test_too_small_a_vocabulary_is_refused(make_config, tmp_path):
+  config = make_config({"model.vocab_size": 256})
+  with pytest.raises(ConfigError, match=r"model\.vocab_size=256.*259.*384"):
+    loop.train(config, tmp_path)
+
+
+def test_a_batch_that_does_not_split_is_refused(make_config, tmp_path):
+  config = make_config({"train.batch_size": 12})
+  with pytest.raises(ConfigError, match=r"train\.batch_size=12.*multiple of 8"):
+    loop.train(config, tmp_path)
+
+
+def test_a_workdir_that_cannot_be_written_is_told(make_config, tmp_path):
+  (tmp_path / "file").write_text("")
+  with pytest.raises(ConfigError, match=r"--workdir=.*file/run cannot be"):
+    loop.train(make_config(), tmp_path / "file" / "run")
+
+
+def test_a_damaged_checkpoint_is_told(finished, make_config):
+  metadata = finished / "checkpoints" / "40" / "metadata" / "data.json"
+  metadata.write_text(metadata.read_text()[:50])
+  with pytest.raises(ConfigError, match=r"checkpoints/40 is damaged"):
+    loop.train(make_config(), finished)

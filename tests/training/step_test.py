@@ -1,0 +1,149 @@
+"""Gradient accumulation, several devices, and what is counted."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dape_jax.data import TrainBatches
+from dape_jax.errors import ConfigError
+from dape_jax.models import Transformer
+from dape_jax.training import partitioning
+from dape_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from dape_jax.training.step import (
+    make_eval_step,
+    make_train_step,
+    weighted_nats,
+)
+
+
+def _batches(config, corpus):
+  return TrainBatches(
+      corpus.split("train"),
+      length=config.data.length,
+      batch_size=config.train.batch_size,
+      seed=config.seed,
+  )
+
+
+def _train_step(config, mesh):
+  return make_train_step(
+      Transformer(config.model),
+      make_optimizer(config.optimizer, config.train.steps),
+      learning_rate_schedule(config.optimizer, config.train.steps),
+      mesh,
+  )
+
+
+@pytest.fixture(scope="module")
+def train(tiny_corpus, make_state):
+  """Returns a function that makes steps: metrics of each, last parameters."""
+
+  def train(config, mesh, steps=3):
+    batches = _batches(config, tiny_corpus)
+    train_step = _train_step(config, mesh)
+    history = []
+    with jax.set_mesh(mesh):
+      state = make_state(config, mesh)
+      for step in range(steps):
+        batch = partitioning.global_batch(
+            batches[step], config.train.accumulation, mesh
+        )
+        state, metrics = train_step(state, batch)
+        history.append(jax.device_get(metrics))
+    assert int(state.step) == steps
+    return history, jax.device_get(state.params)
+
+  return train
+
+
+@pytest.fixture(scope="module")
+def unsplit(train, make_config, make_mesh):
+  """Three steps of the tiny config on one device."""
+  return train(make_config(), make_mesh(1))
+
+
+def _assert_same(result, expected, tolerance):
+  for got, want in zip(result[0], expected[0], strict=True):
+    for name in want:
+      np.testing.assert_allclose(got[name], want[name], rtol=tolerance)
+  jax.tree.map(
+      lambda got, want: np.testing.assert_allclose(got, want, atol=tolerance),
+      result[1],
+      expected[1],
+  )
+
+
+def test_accumulation_equals_the_unsplit_batch(
+    train, unsplit, make_config, make_mesh
+):
+  split = train(make_config({"train.accumulation": 4}), make_mesh(1))
+  # Microbatches have different numbers of tokens, so means of means differ.
+  assert unsplit[0][0]["tokens"] < 8 * 32
+  _assert_same(split, unsplit, 1e-5)
+
+
+def test_eight_devices_equal_one(train, unsplit, make_config, make_mesh):
+  _assert_same(train(make_config(), make_mesh(8)), unsplit, 1e-5)
+
+
+def test_a_batch_that_does_not_split_over_the_devices_is_refused(make_mesh):
+  with pytest.raises(
+      ConfigError, match=r"config.train.batch_size=24.*multiple of 16"
+  ):
+    partitioning.check_batch_size(24, accumulation=2, mesh=make_mesh(8))
+
+
+def test_the_batch_lies_on_all_devices():
+  rows = {"inputs": np.arange(16 * 4, dtype=np.int32).reshape(16, 4)}
+  batch = partitioning.global_batch(rows, 2, partitioning.make_mesh())
+  assert batch["inputs"].shape == (2, 8, 4)
+  shards = batch["inputs"].addressable_shards
+  assert [s.data.shape for s in shards] == [(2, 1, 4)] * 8
+
+
+def test_weighted_nats_is_float32_and_leaves_tokens_out():
+  logits_BxTxV = jnp.array([[[2.0, 0.0], [5.0, -5.0]]], jnp.bfloat16)
+  targets_BxT = jnp.array([[1, 1]])
+  nats = weighted_nats(logits_BxTxV, targets_BxT, jnp.array([[1.0, 0.0]]))
+  assert nats.dtype == jnp.float32
+  np.testing.assert_allclose(nats, np.log1p(np.exp(2.0)), rtol=1e-6)
+
+
+def test_a_batch_without_targets_has_no_loss_and_no_gradient(
+    make_config, make_mesh, make_state, tiny_corpus
+):
+  config, mesh = make_config(), make_mesh(8)
+  rows = _batches(config, tiny_corpus)[0]
+  rows["loss_weights"] = np.zeros_like(rows["loss_weights"])
+  with jax.set_mesh(mesh):
+    _, metrics = _train_step(config, mesh)(
+        make_state(config, mesh), partitioning.global_batch(rows, 1, mesh)
+    )
+  assert metrics["tokens"] == 0
+  assert metrics["loss"] == 0
+  assert metrics["gradient_norm"] == 0
+
+
+def test_eval_step_sums_over_microbatches(
+    make_config, make_mesh, make_state, tiny_corpus
+):
+  config, mesh = make_config(), make_mesh(1)
+  model = Transformer(config.model)
+  params = make_state(config, mesh).params
+  rows = _batches(config, tiny_corpus)[0]
+  eval_step = make_eval_step(model, mesh)
+  nats, weight = eval_step(params, partitioning.global_batch(rows, 2, mesh))
+
+  @jax.jit
+  def whole(params, rows):
+    logits_BxTxV = model.apply(
+        {"params": params},
+        rows["inputs"],
+        segment_ids=rows["segment_ids"],
+        positions=rows["positions"],
+    )
+    return weighted_nats(logits_BxTxV, rows["targets"], rows["loss_weights"])
+
+  np.testing.assert_allclose(nats, whole(params, rows), rtol=1e-5)
+  assert weight == rows["loss_weights"].sum()
