@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SEED ?= 0
 RUNS ?= runs/demo
 ENCODINGS := rope kerple_log dape_kerple_log
 LENGTHS := 128,256,...,8192
@@ -12,7 +13,7 @@ LENGTHS := 128,256,...,8192
 demo: $(VENV)/.ready
 	@set -e; for encoding in $(ENCODINGS); do \
 	  $(BIN)/python train.py --config=configs/demo.py:$$encoding \
-	    --workdir=$(RUNS)/$$encoding; \
+	    --config.seed=$(SEED) --workdir=$(RUNS)/$$encoding; \
 	done
 	$(BIN)/python eval.py --lengths=$(LENGTHS) --regions=8 \
 	  --output=$(RUNS)/comparison \

@@ -48,13 +48,13 @@ def get_config(encoding: str = "dape_kerple_log") -> ml_collections.ConfigDict:
       clip_norm=1.0,
   )
   config.train = dict(
-      steps=400,
+      steps=350,
       batch_size=32,
       accumulation=1,
       log_every=20,
-      eval_every=200,
+      eval_every=175,
       eval_batches=8,
-      checkpoint_every=200,
+      checkpoint_every=175,
       keep_checkpoints=1,
   )
   return config
