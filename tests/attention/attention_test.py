@@ -91,7 +91,7 @@ def test_packed_documents_equal_separate_ones(name):
     segments += [number + 1] * length
     positions += list(range(length))
   segments, positions = (
-      jnp.array([x + [0, 0]], jnp.int32) for x in (segments, positions)
+      jnp.array([[*x, 0, 0]], jnp.int32) for x in (segments, positions)
   )
   packed = cases.attend(
       encoding,
@@ -255,21 +255,25 @@ def test_gradients_equal_finite_differences(name):
       out = cases.attend(encoding, mod, *qkv, jnp.arange(6))
       return jnp.sum(jnp.sin(3 * out))
 
+    def moved(direction, step):
+      return jax.tree.map(lambda p, d: p + step * d, params, direction)
+
     gradient = jax.grad(total)(params)
     for seed in range(3):
       leaves, tree = jax.tree.flatten(params)
       keys = jax.random.split(jax.random.key(seed), len(leaves))
-      direction = tree.unflatten([
-          jax.random.normal(k, x.shape, jnp.float64)
-          for k, x in zip(keys, leaves)
-      ])
-      step = lambda h: jax.tree.map(lambda p, d: p + h * d, params, direction)
-      numeric = (total(step(1e-6)) - total(step(-1e-6))) / 2e-6
+      direction = tree.unflatten(
+          [
+              jax.random.normal(k, x.shape, jnp.float64)
+              for k, x in zip(keys, leaves)
+          ]
+      )
+      numeric = total(moved(direction, 1e-6)) - total(moved(direction, -1e-6))
       exact = sum(
           jnp.vdot(g, d)
           for g, d in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction))
       )
-      np.testing.assert_allclose(numeric, exact, rtol=1e-5, atol=1e-8)
+      np.testing.assert_allclose(numeric / 2e-6, exact, rtol=1e-5, atol=1e-8)
 
 
 def test_vmap_jit_remat_and_repetition_give_the_same_gradients():

@@ -85,9 +85,7 @@ def test_fire(layers, slope):
     if k < layers:
       x = np.where(x > 0, x, slope * x)
   expected = np.where(CAUSAL, np.moveaxis(x, -1, 0), 0)
-  np.testing.assert_allclose(
-      causal_bias(encoding, params), expected, atol=5e-6
-  )
+  np.testing.assert_allclose(causal_bias(encoding, params), expected, atol=5e-6)
 
 
 @pytest.mark.parametrize("name", ["nope", "rope", "dape_nope"])

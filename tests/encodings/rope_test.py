@@ -32,7 +32,9 @@ def test_products_depend_on_the_difference_of_positions(shift, i, j):
   np.testing.assert_allclose(
       product(i + shift, j + shift), product(i, j), atol=0.05
   )
-  np.testing.assert_allclose(product(i, i), float(jnp.sum(x[0] * x[1])), rtol=1e-4)
+  np.testing.assert_allclose(
+      product(i, i), float(jnp.sum(x[0] * x[1])), rtol=1e-4
+  )
 
 
 def test_half_split_pairs():

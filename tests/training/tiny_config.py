@@ -9,7 +9,7 @@ def get_config() -> config_dict.ConfigDict:
           num_layers=2,
           width=32,
           num_heads=2,
-          encoding="kerple_log",
+          encoding="dape_kerple_log",
           dtype="float32",
       ),
       data=dict(source="stdlib", dir="", length=32),

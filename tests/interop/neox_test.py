@@ -1,0 +1,84 @@
+"""Released tensor names; the numbers are in encodings/golden_test.py."""
+
+import itertools
+import logging
+
+import numpy as np
+import pytest
+
+import dape_jax
+from dape_jax.interop import neox
+
+
+def kerple(heads=3):
+  return {
+      "bias_p": np.full((heads, 1, 1), 1.5, np.float32),
+      "bias_a": np.full((heads, 1, 1), 0.5, np.float32),
+  }
+
+
+def network(heads=3, width=4, channels=6, window=()):
+  return {
+      "mlp2.0.weight": np.zeros((width, channels, *window)),
+      "mlp2.0.bias": np.zeros(width),
+      "mlp2.2.weight": np.zeros((heads, width, *window)),
+      "mlp2.2.bias": np.zeros(heads),
+  }
+
+
+def fire(layers=1):
+  tensors = {"c": np.float32(0.1), "init_L": 64.0, "L_multiplier": np.ones(())}
+  sizes = [1, *[8] * layers, 3]
+  for k, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
+    tensors[f"mlp.{2 * k}.weight"] = np.zeros((fan_out, fan_in))
+    tensors[f"mlp.{2 * k}.bias"] = np.zeros(fan_out)
+  return tensors
+
+
+def test_names_and_dtypes(caplog):
+  with caplog.at_level(logging.INFO):
+    params = neox.encoding_params("dape_kerple_log", kerple() | network())
+  assert set(params["base"]) == {"r1", "r2"}
+  np.testing.assert_array_equal(params["base"]["r1"], [1.5] * 3)
+  assert params["hidden_kernel"].shape == (6, 4)
+  assert params["output_kernel"].dtype == np.float32
+  assert "mlp2.2.bias of dape_kerple_log left out" in caplog.text
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_options_are_read_off_the_tensors(layers):
+  tensors = fire(layers) | network(window=(1, 5))
+  options = neox.encoding_options("dape_v2_fire", tensors)
+  assert options == {
+      "threshold": 64.0,
+      "fire_width": 8,
+      "fire_layers": layers,
+      "width": 4,
+      "kernel_size": 5,
+      "edge": "zero",
+  }
+  encoding = dape_jax.encodings.make("dape_v2_fire", num_heads=3, **options)
+  params = neox.encoding_params("dape_v2_fire", tensors)
+  encoding.apply({"params": params}, method="score_mod")
+
+
+@pytest.mark.parametrize(
+    "name, tensors, message",
+    [
+        ("kerple_log", {"bias_p": np.ones((3, 1, 1))}, r"missing \['bias_a'\]"),
+        ("alibi", kerple(), r"extra \['bias_a', 'bias_p'\]"),
+        ("kerple_log", kerple() | network(), "extra .*mlp2.0.bias"),
+        ("dape_nope", network(), r'"mlp2.0.weight" has shape \[4, 6\]'),
+        (
+            "dape_kerple_log",
+            kerple(2) | network(),
+            r'"mlp2.2.weight" has shape \[3, 4\], expected \[2, \?\]',
+        ),
+        ("fire", fire() | {"mlp.0.bias": np.ones(5)}, r"expected \[8\]"),
+        ("fire", fire() | {"c": np.ones(2)}, r'"c" has shape \[2\]'),
+        ("kerple", kerple(), "kerple_log"),
+    ],
+)
+def test_what_does_not_fit_is_named(name, tensors, message):
+  with pytest.raises(dape_jax.ConfigError, match=message):
+    neox.encoding_params(name, tensors)

@@ -1,0 +1,236 @@
+"""The decoder: sizes, initial values, and one result however it is read."""
+
+import functools
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dape_jax.config import ModelConfig
+from dape_jax.models import Transformer
+
+VOCAB = 32
+
+
+def tiny(encoding="dape_kerple_log", **changes):
+  values = dict(
+      vocab_size=VOCAB,
+      num_layers=2,
+      width=16,
+      num_heads=2,
+      encoding=encoding,
+      dtype="float32",
+  )
+  return Transformer(ModelConfig(**values | changes))
+
+
+def random_tokens(seed, *shape):
+  return jax.random.randint(jax.random.key(seed), shape, 0, VOCAB)
+
+
+@functools.cache
+def initialised(model):
+  # Larger than at the start of training, so that attention is not flat.
+  params = model.init(jax.random.key(0), random_tokens(0, 1, 1))["params"]
+  return jax.tree.map(lambda x: 2 * x if x.ndim > 1 else x, params)
+
+
+def num_parameters(**config):
+  model = Transformer(ModelConfig(vocab_size=50_304, **config))
+  shapes = jax.eval_shape(model.init, jax.random.key(0), random_tokens(0, 1, 1))
+  return sum(x.size for x in jax.tree.leaves(shapes))
+
+
+@pytest.mark.parametrize(
+    "encoding, shared, extra",
+    [
+        ("nope", False, 0),
+        ("kerple_log", True, 24),
+        ("kerple_log", False, 12 * 24),
+        # Released: 1,196 and 3,500 a layer; ours without 12 output biases.
+        ("dape_alibi", False, 12 * 1184),
+        ("dape_v2_alibi", False, 12 * 3488),
+        ("dape_v2_fire", True, 3488 + 462),
+    ],
+)
+def test_parameters_of_the_papers_125m_model(encoding, shared, extra):
+  """162,322,944 and the encoding's (KERPLE's and DAPE's released configs)."""
+  total = num_parameters(encoding=encoding, share_encoding=shared)
+  assert total == 162_322_944 + extra
+
+
+@pytest.mark.parametrize(
+    "init, inner, output",
+    [
+        ("dape", (2 / (5 * 256)) ** 0.5, 2 / (3 * 256**0.5)),
+        ("kerple", 0.02, 0.02 / 6**0.5),
+    ],
+)
+def test_initial_values(init, inner, output):
+  model = tiny(init=init, width=256, num_heads=8, num_layers=3, vocab_size=512)
+  params = model.init(jax.random.key(0), random_tokens(0, 1, 1))["params"]
+  layers = params["layers"]
+  for kernel, expected in (
+      (params["embedding"], inner),
+      (params["head"]["kernel"], inner),
+      (layers["attention"]["query"]["kernel"], inner),
+      (layers["mlp"]["up"]["kernel"], inner),
+      (layers["attention"]["output"]["kernel"], output),
+      (layers["mlp"]["down"]["kernel"], output),
+  ):
+    np.testing.assert_allclose(kernel.std(), expected, rtol=0.02)
+  assert not layers["attention"]["query"]["bias"].any()
+  first, second = layers["mlp"]["up"]["kernel"][:2]
+  assert not np.array_equal(first, second)
+
+
+def read_in_chunks(model, params, tokens, chunk):
+  batch, length = tokens.shape
+
+  @jax.jit
+  def step(tokens, cache):
+    return model.apply({"params": params}, tokens, cache=cache)
+
+  cache = model.empty_cache(batch, length + 5)
+  parts = []
+  for start in range(0, length, chunk):
+    logits, cache = step(tokens[:, start : start + chunk], cache)
+    parts.append(logits)
+  return jnp.concatenate(parts, axis=1)
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+@pytest.mark.parametrize("share", [False, True])
+def test_chunks_through_the_cache_equal_the_full_pass(name, share):
+  """T4, in chunks of 1, 7 and 128."""
+  model = tiny(name, share_encoding=share)
+  params = initialised(model)
+  tokens = random_tokens(1, 2, 133)
+  full = jax.jit(model.apply)({"params": params}, tokens)
+  assert float(full.std()) > 0.1
+  for chunk in (7, 128) if share else (1, 7, 128):
+    np.testing.assert_allclose(
+        read_in_chunks(model, params, tokens, chunk), full, atol=2e-5
+    )
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_padding_on_either_side_changes_nothing(name):
+  """T6: left-padded, right-padded and unpadded rows; T8: packed rows."""
+  model = tiny(name)
+  apply = jax.jit(model.apply)
+  params = {"params": initialised(model)}
+  first, second = random_tokens(2, 1, 6), random_tokens(3, 1, 4)
+  pad = jnp.full((1, 3), 7)
+
+  def row(*parts):
+    """Parts are (tokens, segment id)."""
+    tokens = jnp.concatenate([t for t, _ in parts], axis=1)
+    ids = jnp.concatenate([jnp.full_like(t, s) for t, s in parts], axis=1)
+    positions = [jnp.arange(t.shape[1]) for t, _ in parts]
+    return apply(params, tokens, ids, jnp.concatenate(positions)[None])
+
+  alone = row((first, 1))
+  np.testing.assert_allclose(
+      alone, apply(params, first), atol=1e-5, err_msg="no segment ids"
+  )
+  left, right = row((pad, 0), (first, 1)), row((first, 1), (pad, 0))
+  np.testing.assert_allclose(left[:, 3:], alone, atol=1e-5)
+  np.testing.assert_allclose(right[:, :6], alone, atol=1e-5)
+  packed = row((second, 4), (first, 2), (pad, 0))
+  np.testing.assert_allclose(packed[:, 4:10], alone, atol=1e-5)
+  np.testing.assert_allclose(packed[:, :4], row((second, 1)), atol=1e-5)
+  assert np.isfinite(packed).all()
+
+
+@pytest.mark.parametrize("name", ["dape_v2_kerple_log", "fire"])
+def test_garbage_in_unused_slots_has_no_effect(name):
+  """T13."""
+  model = tiny(name)
+  params = {"params": initialised(model)}
+  tokens = random_tokens(1, 1, 6)
+  clean = model.empty_cache(1, 9)
+  dirty = clean.replace(
+      keys=jnp.full_like(clean.keys, jnp.nan),
+      values=jnp.full_like(clean.values, jnp.inf),
+      positions=jnp.full_like(clean.positions, 123_456_789),
+  )
+  for part in (tokens[:, :4], tokens[:, 4:]):
+    expected, clean = model.apply(params, part, cache=clean)
+    logits, dirty = model.apply(params, part, cache=dirty)
+    np.testing.assert_array_equal(logits, expected)
+
+
+def test_a_cache_that_is_too_small_is_told():
+  """T3: an error where it can be one, NaN under jit, never a wrong number."""
+  model = tiny("rope")
+  params = {"params": initialised(model)}
+  tokens = random_tokens(1, 1, 5)
+  with pytest.raises(ValueError, match="4 slots holds 0; 5 more do not fit"):
+    model.apply(params, tokens, cache=model.empty_cache(1, 4))
+
+  @jax.jit
+  def step(tokens, cache):
+    return model.apply(params, tokens, cache=cache)
+
+  logits, cache = step(tokens[:, :3], model.empty_cache(1, 4))
+  assert np.isfinite(logits).all()
+  logits, cache = step(tokens[:, 3:], cache)
+  assert np.isnan(logits).all()
+
+
+@pytest.mark.parametrize("remat", ["dots", "full"])
+def test_remat_changes_no_gradient(remat):
+  tokens = random_tokens(1, 2, 8)
+  plain, other = tiny(), tiny(remat=remat)
+  params = initialised(plain)
+
+  def gradient(model):
+    def total(params):
+      return jnp.sum(jnp.sin(model.apply({"params": params}, tokens)))
+
+    return jax.jit(jax.grad(total))(params)
+
+  jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4),
+      gradient(plain),
+      gradient(other),
+  )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_layers": 1},
+        {"num_heads": 1},
+        {"width": 21, "num_heads": 3, "encoding": "dape_v2_alibi"},
+        {"num_heads": 4, "num_kv_heads": 2},
+        {"mlp_width": 24},
+    ],
+)
+def test_odd_sizes(changes):
+  """T15, with a single token too."""
+  model = tiny(**changes)
+  params = {"params": initialised(model)}
+  tokens = random_tokens(1, 2, 9)
+  logits = model.apply(params, tokens)
+  assert logits.shape == (2, 9, VOCAB)
+  first = model.apply(params, tokens[:, :1])
+  np.testing.assert_allclose(first, logits[:, :1], atol=1e-5)
+  _, cache = model.apply(params, tokens, cache=model.empty_cache(2, 9))
+  kv_heads = changes.get("num_kv_heads") or model.config.num_heads
+  assert cache.keys.shape[3] == kv_heads
+
+
+def test_bfloat16_computes_with_float32_parameters_and_logits():
+  model = tiny(dtype="bfloat16")
+  params = initialised(model)
+  assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+  tokens = random_tokens(1, 2, 9)
+  logits = model.apply({"params": params}, tokens)
+  assert logits.dtype == jnp.float32
+  exact = tiny().apply({"params": params}, tokens)
+  np.testing.assert_allclose(logits, exact, atol=0.1)
+  assert model.empty_cache(1, 2).keys.dtype == jnp.bfloat16
