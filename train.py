@@ -14,6 +14,7 @@ from ml_collections import config_flags
 
 from dape_jax import cli
 from dape_jax.config import experiment_from_dict
+from dape_jax.errors import ConfigError
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config",
@@ -33,7 +34,11 @@ flags.mark_flags_as_required(["config", "workdir"])
 
 def main(argv: list[str]) -> None:
   del argv
-  config = experiment_from_dict(_CONFIG.value.to_dict())
+  try:
+    values = _CONFIG.value.to_dict()
+  except OSError as e:  # ml_collections reports a missing file on first use.
+    raise ConfigError(f"--config: {e}") from e
+  config = experiment_from_dict(values)
   # JAX and orbax take seconds to start; a wrong setting is told at once.
   from dape_jax.training import loop  # pylint: disable=g-import-not-at-top
 

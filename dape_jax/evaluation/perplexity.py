@@ -78,8 +78,7 @@ def make_segment_nats(model: Any) -> Callable[..., list[np.ndarray]]:
     tokens_BxT[np.arange(padded + 1) > lengths_B[:, None]] = 0
     segment_ids_BxT = np.int32(np.arange(padded) < lengths_B[:, None])
     capacity = chunk
-    # Leaves that share a buffer could not be donated.
-    cache = jax.tree.map(jnp.copy, model.empty_cache(batch_size, capacity))
+    cache = model.empty_cache(batch_size, capacity)
     nats = []
     for start in range(0, padded, chunk):
       end = start + chunk

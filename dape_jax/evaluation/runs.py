@@ -23,7 +23,7 @@ class Run:
   """A checkpoint with what is needed to evaluate it.
 
   Attributes:
-    checkpoint: path that was asked for, absolute.
+    checkpoint: folder of the step, absolute.
     workdir: folder of the training run.
     config: the experiment's.
     params: nested dict of float32 arrays.
@@ -48,21 +48,13 @@ def load_run(path: str) -> Run:
   Raises:
     ConfigError: there is no finished checkpoint, or it is damaged.
   """
-  folder = pathlib.Path(path).expanduser().absolute()
+  folder = checkpoint.step_folder(path)
   config, params, step = checkpoint.load_for_evaluation(folder)
-  step_folder, workdir = next(
-      (candidate, workdir)
-      for candidate, workdir in (
-          (folder / "checkpoints" / str(step), folder),
-          (folder / str(step), folder.parent),
-          (folder, folder.parents[1]),
-      )
-      if candidate.is_dir() and candidate.name == str(step)
-  )
-  metadata = checkpoint.load_metadata(step_folder)
+  metadata = checkpoint.load_metadata(folder)
+  above = folder.parent
   return Run(
       checkpoint=folder,
-      workdir=workdir,
+      workdir=above.parent if above.name == "checkpoints" else above,
       config=config,
       params=params,
       step=step,

@@ -21,7 +21,7 @@ import dape_jax
 from dape_jax.config import ExperimentConfig, experiment_from_dict
 from dape_jax.errors import ConfigError
 from dape_jax.training import partitioning
-from dape_jax.training.state import TrainState
+from dape_jax.training.state import TrainState, bit_checksum
 
 
 def _context() -> ocp.Context:
@@ -32,14 +32,6 @@ def _context() -> ocp.Context:
   context = ocp.Context()
   context.checkpointables.registry = registry
   return context
-
-
-@jax.jit
-def _checksum(tree: Any) -> jax.Array:
-  """Returns the wrapping uint32 sum of all bits of a tree of 4-byte arrays."""
-  bits = lambda leaf: jax.lax.bitcast_convert_type(leaf, jnp.uint32)
-  leaves = jax.tree.leaves(tree)
-  return sum(jnp.sum(bits(leaf), dtype=jnp.uint32) for leaf in leaves)
 
 
 def _items(state: TrainState) -> dict[str, Any]:
@@ -102,20 +94,20 @@ def _check_params_fit(path: pathlib.Path, expected: Any) -> None:
 
 def _restore(
     path: pathlib.Path, expected: Mapping[str, Any], mesh: jax.sharding.Mesh
-) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Returns the expected items of one step, replicated, and its metadata."""
+) -> dict[str, Any]:
+  """Returns the expected items of one step, replicated over the mesh."""
   _check_params_fit(path, expected["params"])
   sharding = partitioning.replicated(mesh)
   abstract = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
       dict(expected),
   )
-  items = _load(path, {**abstract, "metadata": None})
-  metadata = items.pop("metadata")
+  metadata = load_metadata(path)
+  items = _load(path, abstract)
   for name, tree in items.items():
-    if int(_checksum(tree)) != metadata["checksums"][name]:
+    if int(bit_checksum(tree)) != metadata["checksums"][name]:
       raise _damaged(path, f"the checksum of {name} differs")
-  return items, metadata
+  return items
 
 
 class Checkpoints:
@@ -166,7 +158,7 @@ class Checkpoints:
         "data_state": dict(data_state),
         "dape_jax_version": dape_jax.__version__,
         "checksums": {
-            name: int(_checksum(tree)) for name, tree in items.items()
+            name: int(bit_checksum(tree)) for name, tree in items.items()
         },
     }
     self._checkpointer.save_checkpointables_async(
@@ -180,7 +172,11 @@ def load_metadata(path: pathlib.Path) -> dict[str, Any]:
   Raises:
     ConfigError: the checkpoint is damaged.
   """
-  return _load(path, {"metadata": None})["metadata"]
+  metadata = _load(path, {"metadata": None})["metadata"]
+  for key in ("config", "data_state", "checksums"):
+    if key not in metadata:
+      raise _damaged(path, f"its metadata has no {key}")
+  return metadata
 
 
 def load_state(
@@ -196,12 +192,20 @@ def load_state(
   Raises:
     ConfigError: the checkpoint is damaged or of another model.
   """
-  items, _ = _restore(path, _items(abstract_state), mesh)
+  items = _restore(path, _items(abstract_state), mesh)
   return TrainState(params=items["params"], **items["optimizer"])
 
 
-def _step_folder(path: pathlib.Path) -> pathlib.Path:
-  """Returns the folder of the latest finished step at `path`."""
+def step_folder(path: str | os.PathLike[str]) -> pathlib.Path:
+  """Returns the absolute folder of the latest finished step at `path`.
+
+  Args:
+    path: see `load_for_evaluation`.
+
+  Raises:
+    ConfigError: there is no finished checkpoint.
+  """
+  path = pathlib.Path(path).expanduser().absolute()
   if not path.exists():
     raise ConfigError(
         f"checkpoint {path} does not exist; give the --workdir of a training"
@@ -239,12 +243,12 @@ def load_for_evaluation(
   """
   from dape_jax.models import Transformer  # pylint: disable=g-import-not-at-top
 
-  folder = _step_folder(pathlib.Path(path).expanduser().absolute())
+  folder = step_folder(path)
   config = experiment_from_dict(load_metadata(folder)["config"])
   model = Transformer(config.model)
   tokens_BxT = jnp.zeros((1, 1), jnp.int32)
   variables = jax.eval_shape(model.init, jax.random.key(0), tokens_BxT)
-  items, _ = _restore(
+  items = _restore(
       folder, {"params": variables["params"]}, partitioning.make_mesh()
   )
   return config, items["params"], int(folder.name)

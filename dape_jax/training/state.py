@@ -42,3 +42,11 @@ def init_state(
       params=params,
       opt_state=optimizer.init(params),
   )
+
+
+@jax.jit
+def bit_checksum(tree: Any) -> jax.Array:
+  """Returns the wrapping uint32 sum of all bits of a tree of 4-byte arrays."""
+  bits = lambda leaf: jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+  leaves = jax.tree.leaves(tree)
+  return sum(jnp.sum(bits(leaf), dtype=jnp.uint32) for leaf in leaves)
