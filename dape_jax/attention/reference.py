@@ -63,11 +63,10 @@ def reference_attention(
         **shared,
     )
 
-  one = jax.checkpoint(one, prevent_cse=False)
   if jax.sharding.get_abstract_mesh().size > 1:
     # Walking an axis that lies on several devices would gather it on each.
-    return jax.vmap(one)(batched)
-  return jax.lax.map(one, batched)
+    return jax.vmap(jax.checkpoint(one))(batched)
+  return jax.lax.map(jax.checkpoint(one, prevent_cse=False), batched)
 
 
 def _attention_of_element(

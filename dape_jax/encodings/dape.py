@@ -35,8 +35,8 @@ def _project(x_Cxtxs: jax.Array, kernel_CxE: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class DapeTile(TileFunction):
-  """A = S + B + f([S; B]), f a two-layer network over heads at each (i, j)."""
+class _TileAroundBase(TileFunction):
+  """The static bias B is the base's; over NoPE and RoPE there is none."""
 
   base: TileFunction | None
 
@@ -44,6 +44,11 @@ class DapeTile(TileFunction):
     if self.base is None:
       return None
     return self.base.bias(params["base"], tile, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class DapeTile(_TileAroundBase):
+  """A = S + B + f([S; B]), f a two-layer network over heads at each (i, j)."""
 
   def __call__(
       self, params: Params, scores: TileScores, tile: Tile
@@ -66,21 +71,15 @@ class DapeTile(TileFunction):
 
 
 @dataclasses.dataclass(frozen=True)
-class DapeV2Tile(TileFunction):
+class DapeV2Tile(_TileAroundBase):
   """A = S + B + g([S; B]), g two convolutions of width k along the keys."""
 
-  base: TileFunction | None
   kernel_size: int
   edge: str
 
   @property
   def halo(self) -> int:
     return self.kernel_size - 1
-
-  def bias(self, params: Params, tile: Tile, dtype: jnp.dtype):
-    if self.base is None:
-      return None
-    return self.base.bias(params["base"], tile, dtype)
 
   def __call__(
       self, params: Params, scores: TileScores, tile: Tile
