@@ -33,11 +33,16 @@ flags.mark_flags_as_required(["config", "workdir"])
 
 
 def main(argv: list[str]) -> None:
-  del argv
+  if argv[1:]:
+    raise ConfigError(f"{argv[1]!r} is not a flag; write --{argv[1]}")
   try:
     values = _CONFIG.value.to_dict()
   except OSError as e:  # ml_collections reports a missing file on first use.
     raise ConfigError(f"--config: {e}") from e
+  except AttributeError as e:
+    raise ConfigError(
+        "--config: get_config() must return an ml_collections.ConfigDict."
+    ) from e
   config = experiment_from_dict(values)
   # JAX and orbax take seconds to start; a wrong setting is told at once.
   from dape_jax.training import loop  # pylint: disable=g-import-not-at-top

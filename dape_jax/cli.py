@@ -1,7 +1,9 @@
 """How the scripts start and how they fail."""
 
+import ast
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 
 from absl import flags
@@ -10,9 +12,15 @@ from dape_jax.errors import ConfigError
 
 
 def _one_line(error: BaseException) -> str:
-  # A KeyError's str is the repr of its message.
-  message = error.args[0] if isinstance(error, KeyError) else error
-  return " ".join(str(message).split())
+  # A KeyError's str is the repr of its message, and ml_collections puts it into
+  # messages of its own.
+  message = str(error)
+  while message[:1] in ("'", '"'):
+    try:
+      message = str(ast.literal_eval(message))
+    except (SyntaxError, ValueError):
+      break
+  return " ".join(message.split())
 
 
 def run(
@@ -36,12 +44,14 @@ def run(
     sys.exit(0)
   try:
     # config_flags reports a misspelt setting as AttributeError or KeyError, and
-    # reads the config file, which may itself refuse its argument.
+    # runs the config file, which may refuse its argument or be broken.
     arguments = flags.FLAGS(argv)
-  except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as e:
+  except (flags.Error, AttributeError, KeyError, ValueError) as e:
     _fail(script, e)
-  except (OSError, ImportError) as e:
-    _fail(script, e)
+  except Exception as e:
+    frame = traceback.extract_tb(e.__traceback__)[-1]
+    where = f"{frame.filename}, line {frame.lineno}"
+    _fail(script, ConfigError(f"--config: {type(e).__name__}: {e} ({where})"))
   try:
     sys.exit(main(arguments))
   except ConfigError as e:

@@ -6,6 +6,7 @@ checkpoint) into these dataclasses, and every message names the field.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,12 @@ def _require_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
     raise ConfigError(
         f"config.{field}={value!r} is unknown.{did_you_mean(value, choices)}"
     )
+
+
+def _require_finite(section: str, config: Any, *names: str) -> None:
+  for name in names:
+    value = getattr(config, name)
+    _require(math.isfinite(value), f"{section}.{name}", value, "not finite.")
 
 
 def _require_positive(section: str, config: Any, *names: str) -> None:
@@ -158,6 +165,8 @@ class OptimizerConfig:
   clip_norm: float = 1.0
 
   def __post_init__(self):
+    numbers = (f.name for f in dataclasses.fields(self) if f.type is float)
+    _require_finite("optimizer", self, *numbers)
     _require_positive("optimizer", self, "learning_rate", "eps")
     _require_not_negative(
         "optimizer",
@@ -181,9 +190,11 @@ class TrainConfig:
     steps: optimizer steps.
     batch_size: windows per optimizer step, over all devices and hosts.
     accumulation: microbatches that one step's batch is split into.
-    log_every, eval_every, checkpoint_every: in steps; 0 turns it off (a
-      checkpoint is always written at the end).
-    eval_batches: validation batches of batch_size windows per evaluation.
+    log_every: in steps.
+    eval_every, checkpoint_every: in steps; 0 turns it off (a checkpoint is
+      always written at the end).
+    eval_batches: validation batches of batch_size windows per evaluation, or as
+      many as the split has.
     keep_checkpoints: how many of the latest stay on disk.
   """
 
@@ -235,13 +246,19 @@ _SECTIONS = {
 }
 
 
-def _section_from_dict(name: str, cls: type, values: Mapping[str, Any]) -> Any:
+def _section_from_dict(name: str, cls: type, values: Any) -> Any:
+  if not isinstance(values, Mapping):
+    raise ConfigError(
+        f"config.{name}={values!r}: must be a section of settings."
+    )
   fields = {f.name: f for f in dataclasses.fields(cls)}
   for key, value in values.items():
     if key not in fields:
       raise ConfigError(
           f"config.{name}.{key} is not a setting.{did_you_mean(key, fields)}"
       )
+    if key == "encoding_options" and not isinstance(value, Mapping):
+      raise ConfigError(f"config.{name}.{key}={value!r}: must be a mapping.")
     expected = fields[key].type
     if expected is float and type(value) is int:
       continue
@@ -272,10 +289,13 @@ def experiment_from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
       )
   seed = values.get("seed", 0)
   _require(
-      type(seed) is int and seed >= 0, "seed", seed, "must be an int >= 0."
+      type(seed) is int and 0 <= seed < 2**32,
+      "seed",
+      seed,
+      "must be an int from 0 to 2**32 - 1.",
   )
   sections = {
-      name: _section_from_dict(name, cls, values.get(name) or {})
+      name: _section_from_dict(name, cls, values.get(name, {}))
       for name, cls in _SECTIONS.items()
   }
   return ExperimentConfig(seed=seed, **sections)

@@ -9,6 +9,29 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 
 
+def run(command, tmp_path):
+  arguments = command.format(tmp=tmp_path).split()
+  return arguments[0], subprocess.run(
+      [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True
+  )
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("def get_config(:", "SyntaxError"),
+        ("def get_config():\n  return dict(seed=1)", "ConfigDict"),
+        ("def get_config():\n  raise RuntimeError('no')", "RuntimeError: no ("),
+    ],
+)
+def test_broken_config_files(text, message, tmp_path):
+  (tmp_path / "c.py").write_text(text)
+  _, done = run("train.py --config={tmp}/c.py --workdir={tmp}/run", tmp_path)
+  assert done.returncode == 2
+  assert done.stderr.count("\n") == 1
+  assert message in done.stderr
+
+
 @pytest.mark.parametrize(
     "command, message",
     [
@@ -26,6 +49,19 @@ ROOT = pathlib.Path(__file__).parents[1]
             " --config.model.num_heads=3",
             "does not divide config.model.width=128",
         ),
+        (
+            "train.py --config=configs/demo.py --workdir={tmp} train.steps=1",
+            "'train.steps=1' is not a flag; write --train.steps=1",
+        ),
+        (
+            "train.py --config=configs/demo.py --workdir=gs://bucket/run",
+            "--workdir=gs://bucket/run: must be a local folder",
+        ),
+        (
+            "train.py --config=configs/demo.py --workdir={tmp}"
+            " --config.model.widht=3",
+            "error: 'widht' Did you mean",
+        ),
         ("train.py --workdir={tmp}", "--config must have a value"),
         (
             "train.py --config=configs/none.py --workdir={tmp}",
@@ -40,12 +76,9 @@ ROOT = pathlib.Path(__file__).parents[1]
     ],
 )
 def test_bad_flags(command, message, tmp_path):
-  arguments = command.format(tmp=tmp_path).split()
-  done = subprocess.run(
-      [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True
-  )
+  script, done = run(command, tmp_path)
   assert done.returncode == 2
   assert done.stdout == ""
-  assert done.stderr.startswith(f"{arguments[0]}: error: ")
+  assert done.stderr.startswith(f"{script}: error: ")
   assert done.stderr.count("\n") == 1
   assert message.replace("\n", " ") in done.stderr

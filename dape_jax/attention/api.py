@@ -33,8 +33,9 @@ def attention(
   """Returns softmax(score_mod(scale * q k^T)) v, [B, T, N, Hv].
 
   Scores, bias, score network and softmax are float32 (float64 for float64
-  input) whatever the input's dtype. A query that sees no key gets zeros. Keys
-  and values that no query sees have no effect, whatever they hold.
+  input) whatever the input's dtype. A query that sees no key gets zeros. Queries
+  that see no key, and keys and values that no query of their row of the batch
+  sees, have no effect on anything else, whatever they hold, NaN included.
 
   Args:
     query: [B, T, N, H].
@@ -59,6 +60,9 @@ def attention(
     NotImplementedError: the implementation does not support this call.
     ValueError: shapes that do not fit, with the argument's name.
   """
+  q_positions, kv_positions = jnp.asarray(q_positions), jnp.asarray(
+      kv_positions
+  )
   _check(query, key, value, q_positions, kv_positions)
   if window is not None and window < 1:
     raise ValueError(f"window={window}: must be 1 or more, or None.")
@@ -84,8 +88,8 @@ def attention(
       key,
       value,
       score_mod,
-      q_positions=jnp.asarray(q_positions),
-      kv_positions=jnp.asarray(kv_positions),
+      q_positions=q_positions.astype(jnp.int32),
+      kv_positions=kv_positions.astype(jnp.int32),
       q_segment_ids=q_segment_ids,
       kv_segment_ids=kv_segment_ids,
       q_features=q_features,

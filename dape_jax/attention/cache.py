@@ -54,8 +54,13 @@ def grow_cache(cache: Cache, capacity: int) -> Cache:
   """Returns the cache with empty slots appended up to `capacity`.
 
   Raises:
-    ValueError: `capacity` is below the present one.
+    ValueError: `capacity` is below the present one, or tokens are lost already.
   """
+  if not isinstance(cache.filled, jax.core.Tracer) and overfilled(cache):
+    raise ValueError(
+        f"{int(cache.filled)} tokens were put into {cache.capacity} slots: some"
+        " are lost. Grow the cache before it is full."
+    )
   extra = capacity - cache.capacity
   if extra < 0:
     raise ValueError(

@@ -1,5 +1,7 @@
 """Attention with the whole score matrix in memory: the one to compare with."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -10,6 +12,7 @@ from dape_jax.encodings.base import ScoreMod, Tile
 MASKED = -1e30
 
 
+@functools.partial(jax.jit, static_argnames=("causal", "window"))
 def reference_attention(
     query: jax.Array,
     key: jax.Array,
@@ -98,7 +101,8 @@ def _attention_of_element(
       causal=causal,
       window=window,
   )
-  # What no query sees may hold anything, NaN included: 0 * NaN is NaN.
+  # What takes no part may hold anything, NaN included: 0 * NaN is NaN.
+  query = jnp.where(jnp.any(visible_TxS, axis=1)[:, None, None], query, 0)
   seen_S = jnp.any(visible_TxS, axis=0)[:, None, None]
   key = jnp.where(seen_S, key, 0)
   value = jnp.where(seen_S, value, 0)

@@ -27,6 +27,9 @@ class TrainBatches:
   epoch and begin the next. Process i of n gets rows i, i+n, ... of the batch
   that a single process would get, so a run continues with the same data on any
   number of processes.
+
+  Attributes:
+    num_windows: windows of an epoch.
   """
 
   def __init__(
@@ -75,7 +78,9 @@ class TrainBatches:
         "packing": packing,
         "fingerprint": split.fingerprint,
     }
-    dataset = grain.MapDataset.source(Windows(split, length, packing))
+    windows = Windows(split, length, packing)
+    self.num_windows = len(windows)
+    dataset = grain.MapDataset.source(windows)
     dataset = dataset.seed(seed).shuffle().repeat()
     dataset = dataset[process_index::process_count]
     self._batches = dataset.batch(batch_size // process_count)

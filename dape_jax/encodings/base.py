@@ -102,7 +102,12 @@ class AdditiveBias(TileFunction):
   def __call__(
       self, params: Params, scores: TileScores, tile: Tile
   ) -> TileScores:
-    return scores + self.bias(params, tile, scores.dtype)
+    bias = self.bias(params, tile, scores.dtype)
+    if len(bias) != len(scores):
+      raise ValueError(
+          f"an encoding of {len(bias)} heads met scores of {len(scores)}."
+      )
+    return scores + bias
 
 
 @flax.struct.dataclass

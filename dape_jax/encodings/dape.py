@@ -144,6 +144,11 @@ class _AroundBase(PositionalEncoding):
   def __post_init__(self):
     if self.width < 1:
       raise ConfigError(f"width={self.width}: must be 1 or more.")
+    if isinstance(self.base, _AroundBase):
+      raise ConfigError(
+          f"base={type(self.base).__name__}: DAPE goes around an encoding with"
+          " a static bias or none, not around another DAPE."
+      )
     super().__post_init__()
 
   @property
@@ -199,7 +204,7 @@ class Dape(_AroundBase):
   the start. Departure: no last bias (see the module's docstring).
 
   Attributes:
-    base: any encoding; `Dape(KerpleLog(num_heads=12))`.
+    base: any other encoding; `Dape(KerpleLog(num_heads=12))`.
     width: M.
   """
 
@@ -217,10 +222,12 @@ class DapeV2(_AroundBase):
   with LeakyReLU(0.01) between, over entries that are 0 where the query does not
   see the key. An output reaches k - 1 keys to each side, never past the query
   or out of its document. Keys of a document stand side by side in order of
-  position. Departure: no last bias (see the module's docstring).
+  position: batches of unequal prompts that go on into a cache are padded at the
+  left, since padding between a prompt and what follows it would part them.
+  Departure: no last bias (see the module's docstring).
 
   Attributes:
-    base: any encoding.
+    base: any other encoding.
     width: M.
     kernel_size: k, odd.
     edge: "extend" computes the hidden layer beyond the query as if the sequence

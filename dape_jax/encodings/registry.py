@@ -1,6 +1,7 @@
 """Names of encodings: "kerple_log", "dape_fire", "dape_v2_alibi", ..."""
 
 import dataclasses
+import math
 from typing import Any
 
 from dape_jax.encodings.alibi import Alibi
@@ -72,6 +73,15 @@ def options(name: str) -> dict[str, Any]:
   return _base_defaults(wrapper, base) | _fields(wrapper)
 
 
+def _check_type(key: str, value: Any, expected: type) -> None:
+  fits = isinstance(value, (int, float) if expected is float else expected)
+  if expected is float and fits:
+    fits = math.isfinite(value)
+  if not fits or isinstance(value, bool):
+    what = "a finite number" if expected is float else expected.__name__
+    raise ConfigError(f"{key}={value!r}: must be {what}.")
+
+
 def make(name: str, *, num_heads: int, **overrides: Any) -> PositionalEncoding:
   """Returns the Linen module of a registered encoding.
 
@@ -95,6 +105,7 @@ def make(name: str, *, num_heads: int, **overrides: Any) -> PositionalEncoding:
       raise ConfigError(
           f'encoding "{name}" has no option "{key}".{did_you_mean(key, valid)}'
       )
+    _check_type(key, overrides[key], type(valid[key]))
   if num_heads < 1:
     raise ConfigError(f"num_heads={num_heads}: must be 1 or more.")
   values = _base_defaults(wrapper, base) | overrides

@@ -50,6 +50,11 @@ class Rope(PositionalEncoding):
   num_heads: int
   rope_theta: float = 10000.0
 
+  def __post_init__(self):
+    if self.rope_theta <= 0:
+      raise ConfigError(f"rope_theta={self.rope_theta}: must be above 0.")
+    super().__post_init__()
+
   def rotate(self, query, key, q_positions, kv_positions):
     head_dim = query.shape[-1]
     if head_dim % 2:

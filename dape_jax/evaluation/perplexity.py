@@ -56,7 +56,8 @@ def make_segment_nats(model: Any) -> Callable[..., list[np.ndarray]]:
   ) -> list[np.ndarray]:
     """Returns the nats of each segment's last `scored` targets.
 
-    The result does not depend on `chunk`, nor on the other rows.
+    The result does not depend on `chunk`, nor on the other rows; except for
+    DAPE V2 with edge="zero", whose last row depends on where the matrix ends.
 
     Args:
       params: the model's parameters.

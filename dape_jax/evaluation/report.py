@@ -100,14 +100,15 @@ def write(results: dict[str, Any], folder: os.PathLike) -> list[pathlib.Path]:
   Args:
     results: see the module's schema.
     folder: that exists. Files are called split_protocol, and for a single run
-      also by its step: results of other settings stay.
+      also by its name and step; files of that name are replaced.
 
   Returns:
     The paths written.
   """
   name = f"{results['split']}_{results['protocol']}"
   if len(results["runs"]) == 1:
-    name += f"_step{results['runs'][0]['step']}"
+    (run,) = results["runs"]
+    name += f"_{run['name'].replace('/', '-')}_step{run['step']}"
   json_path = pathlib.Path(folder) / f"{name}.json"
   png_path = json_path.with_suffix(".png")
   write_json(results, json_path)

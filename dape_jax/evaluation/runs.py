@@ -58,7 +58,7 @@ def load_run(path: str) -> Run:
       config=config,
       params=params,
       step=step,
-      fingerprint=metadata["data_state"]["fingerprint"],
+      fingerprint=str(metadata["data_state"].get("fingerprint")),
   )
 
 
@@ -150,6 +150,12 @@ def evaluate_runs(
   results = []
   for name, run in zip(names, runs, strict=True):
     train_length = run.config.data.length
+    if run.config.model.encoding_options.get("edge") == "zero":
+      print(
+          f'{name}: edge="zero" of DAPE V2 is not prefix-invariant; read through'
+          " a cache, rows at the end of a chunk differ from training.",
+          file=sys.stderr,
+      )
     rows = evaluate(
         models.Transformer(run.config.model),
         run.params,

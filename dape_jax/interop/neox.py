@@ -12,13 +12,15 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from dape_jax.encodings import registry
+from dape_jax.encodings import alibi_slopes, registry
 from dape_jax.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 # The output bias of DAPE's network, which softmax cancels.
 _DROPPED = "mlp2.2.bias"
+# ALiBi's fixed slopes, saved as a buffer.
+_SLOPES = "slopes"
 # FIRE's L0: a static option of the encoding, not a parameter.
 _STATIC = "init_L"
 
@@ -53,6 +55,8 @@ def _check_names(name: str, tensors: Mapping[str, Any]) -> None:
   _, _, base = _split_name(name)
   expected = _expected_names(name, tensors)
   optional = {_DROPPED} if name.startswith("dape_") else set()
+  if base == "alibi":
+    optional |= {_SLOPES}
   if base == "fire":
     optional |= {_STATIC}
   missing = sorted(set(expected) - set(tensors))
@@ -103,7 +107,7 @@ def encoding_params(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
   params: dict[str, Any] = {}
   num_heads = None
   if base == "kerple_log":
-    num_heads = np.shape(tensors["bias_p"])[0]
+    num_heads = len(_reshaped(tensors, "bias_p", None, 1, 1))
     for ours, theirs in (("r1", "bias_p"), ("r2", "bias_a")):
       params[ours] = _reshaped(tensors, theirs, num_heads, 1, 1)[:, 0, 0]
   if base == "fire":
@@ -118,6 +122,10 @@ def encoding_params(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
           tensors, f"mlp.{2 * layer}.bias", fan_in
       )
     num_heads = fan_in
+  if _SLOPES in tensors:
+    slopes = np.ravel(tensors[_SLOPES])
+    if not np.allclose(slopes, alibi_slopes(len(slopes)), rtol=1e-3):
+      raise ConfigError(f'tensor "{_SLOPES}" differs from ALiBi\'s slopes.')
   if is_dape:
     params = {"base": params} if params or base == "alibi" else {}
     params |= _network_params(tensors, is_v2, base, num_heads)
@@ -143,6 +151,11 @@ def _network_params(
   channels = num_heads * (1 if base in ("nope", "rope") else 2)
   size = output.shape[3:]
   window = (1, *size) if is_v2 else ()
+  if is_v2 and size[0] % 2 == 0:
+    raise ConfigError(
+        f'tensor "mlp2.2.weight" has shape {list(output.shape)}: its kernel'
+        " size must be odd."
+    )
   hidden = _reshaped(tensors, "mlp2.0.weight", width, channels, *window)
   if is_v2:
     hidden, output = hidden[:, :, 0], output[:, :, 0]
@@ -176,12 +189,14 @@ def encoding_options(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
   options: dict[str, Any] = {}
   if base == "fire":
     options["fire_layers"] = _fire_layers(tensors)
-    options["fire_width"] = np.shape(tensors["mlp.0.weight"])[0]
+    options["fire_width"] = len(_reshaped(tensors, "mlp.0.weight", None, 1))
     if _STATIC in tensors:
       options["threshold"] = float(_scalar(tensors, _STATIC).item())
   if is_dape:
-    options["width"] = np.shape(tensors["mlp2.0.weight"])[0]
-  if is_v2:
-    options["kernel_size"] = np.shape(tensors["mlp2.0.weight"])[-1]
-    options["edge"] = "zero"
+    window = (1, None) if is_v2 else ()
+    hidden = _reshaped(tensors, "mlp2.0.weight", None, None, *window)
+    options["width"] = len(hidden)
+    if is_v2:
+      options["kernel_size"] = hidden.shape[-1]
+      options["edge"] = "zero"
   return options

@@ -77,9 +77,10 @@ class Transformer(nn.Module):
     """Returns logits [B, T, V], with a cache also the cache with T more slots.
 
     Args:
-      tokens: [B, T] int32.
+      tokens: [B, T] int32; a row with an id outside the vocabulary has NaN logits.
       segment_ids: [B, T] int32; a token attends within its id, and id 0 is
-        padding. Default: one document a row.
+        padding. Default: one document a row. Prompts that a cache goes on with
+        are padded at the left (see `encodings.DapeV2`).
       positions: [T] or [B, T] int32, position within the document. Default: 0,
         1, ..., or the cache's filled, filled + 1, ...
       cache: from `empty_cache`, or the last call's. Appending beyond its
@@ -110,7 +111,13 @@ class Transformer(nn.Module):
       context = context.replace(score_mod=self.encoding.score_mod())
 
     dtype = jnp.dtype(self.config.dtype)
-    x_BxTxD = self.embedding.astype(dtype)[tokens]
+    # An id outside the vocabulary is NaN, not the nearest row.
+    tokens = jnp.where(tokens < 0, self.config.vocab_size, tokens)
+    x_BxTxD = (
+        self.embedding.astype(dtype)
+        .at[tokens]
+        .get(mode="fill", fill_value=jnp.nan)
+    )
     x_BxTxD, slots = self.layers(x_BxTxD, slots, context)
     logits_BxTxV = self.head(self.final_norm(x_BxTxD))
     if cache is None:

@@ -105,7 +105,7 @@ def _restore(
   metadata = load_metadata(path)
   items = _load(path, abstract)
   for name, tree in items.items():
-    if int(bit_checksum(tree)) != metadata["checksums"][name]:
+    if int(bit_checksum(tree)) != metadata["checksums"].get(name):
       raise _damaged(path, f"the checksum of {name} differs")
   return items
 
@@ -174,7 +174,9 @@ def load_metadata(path: pathlib.Path) -> dict[str, Any]:
   """
   metadata = _load(path, {"metadata": None})["metadata"]
   for key in ("config", "data_state", "checksums"):
-    if key not in metadata:
+    if not isinstance(metadata, dict) or not isinstance(
+        metadata.get(key), dict
+    ):
       raise _damaged(path, f"its metadata has no {key}")
   return metadata
 
@@ -196,6 +198,12 @@ def load_state(
   return TrainState(params=items["params"], **items["optimizer"])
 
 
+def _is_step(path: pathlib.Path) -> bool:
+  # A run, too, may have a number for a name.
+  items = ("params", "metadata")
+  return path.name.isdigit() and any((path / item).is_dir() for item in items)
+
+
 def step_folder(path: str | os.PathLike[str]) -> pathlib.Path:
   """Returns the absolute folder of the latest finished step at `path`.
 
@@ -211,11 +219,11 @@ def step_folder(path: str | os.PathLike[str]) -> pathlib.Path:
         f"checkpoint {path} does not exist; give the --workdir of a training"
         " run."
     )
-  if path.is_dir() and path.name.isdigit() and ocp.is_orbax_checkpoint(path):
+  if _is_step(path):
     return path
   for folder in (path / "checkpoints", path):
     if folder.is_dir():
-      steps = [p for p in folder.iterdir() if p.name.isdigit()]
+      steps = [p for p in folder.iterdir() if _is_step(p)]
       if steps:
         return max(steps, key=lambda p: int(p.name))
   raise ConfigError(

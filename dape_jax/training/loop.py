@@ -114,9 +114,12 @@ class _Run:
 
   def validation_loss(self, params: Any) -> float:
     """Returns nats per weighted token of the first validation batches."""
+    # Not beyond the first epoch: no window counts twice.
+    whole = self.validation.num_windows // self.config.train.batch_size
+    count = min(self.config.train.eval_batches, max(whole, 1))
     sums = [
         self.eval_step(params, self.global_batch(self.validation, i))
-        for i in range(self.config.train.eval_batches)
+        for i in range(count)
     ]
     nats, tokens = zip(*jax.device_get(sums))
     return float(sum(map(float, nats)) / sum(map(float, tokens)))
@@ -203,6 +206,8 @@ def train(config: ExperimentConfig, workdir: str | os.PathLike[str]) -> None:
     NonFiniteLossError: the loss is infinite or NaN; the checkpoints are those
       from before.
   """
+  if "://" in os.fspath(workdir):
+    raise ConfigError(f"--workdir={workdir}: must be a local folder.")
   workdir = pathlib.Path(workdir).expanduser().absolute()
   main_process = jax.process_index() == 0
   with _writing_to(workdir):

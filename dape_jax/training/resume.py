@@ -27,7 +27,7 @@ _FREE = frozenset(
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
   flat = {}
   for name, value in values.items():
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping):
       flat.update(_flatten(value, f"{prefix}{name}."))
     else:
       flat[prefix + name] = value

@@ -138,7 +138,10 @@ def test_padding_and_garbage_have_no_effect(name):
   gradient = jax.grad(total, argnums=(0, 1, 2, 3), has_aux=True)
   clean, out = gradient(params, query, key, value)
   dirty, same = gradient(
-      params, query, key.at[:, 4:].set(jnp.nan), value.at[:, 4:].set(jnp.inf)
+      params,
+      query.at[:, 4:].set(jnp.nan),
+      key.at[:, 4:].set(jnp.nan),
+      value.at[:, 4:].set(jnp.inf),
   )
   np.testing.assert_array_equal(out[:, 4:], 0)
   np.testing.assert_array_equal(out, same)
@@ -347,6 +350,17 @@ def test_features_reach_the_score_modifier():
   weights /= weights.sum(-1, keepdims=True)
   expected = np.einsum("bnts,bsnh->btnh", weights, value)
   np.testing.assert_allclose(out, expected, atol=2e-6)
+
+
+def test_an_encoding_of_another_number_of_heads_is_refused():
+  _, score_mod = cases.make("alibi", 1)
+  with pytest.raises(ValueError, match="1 heads met scores of 2"):
+    cases.attend(
+        dape_jax.Alibi(num_heads=1),
+        score_mod,
+        *cases.qkv(0, 1, 4, 2, 4),
+        jnp.arange(4),
+    )
 
 
 @pytest.mark.parametrize(

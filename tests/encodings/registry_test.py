@@ -40,11 +40,26 @@ def test_fire_is_leaky_only_inside_dape():
         ("fire", {"fire_layers": 3}, "fire_layers=3: must be 1 or 2"),
         ("fire", {"threshold": -1.0}, "threshold=-1.0"),
         ("nope", {"num_heads": 0}, "num_heads=0"),
+        ("rope", {"rope_theta": 0.0}, "rope_theta=0.0: must be above 0"),
+        ("fire", {"threshold": float("nan")}, "must be a finite number"),
+        ("fire", {"threshold": "x"}, "must be a finite number"),
+        ("dape_nope", {"width": 32.0}, "width=32.0: must be int"),
+        (
+            "dape_v2_nope",
+            {"kernel_size": True},
+            "kernel_size=True: must be int",
+        ),
     ],
 )
 def test_wrong_names_and_options_are_refused(name, options, message):
   with pytest.raises(dape_jax.ConfigError, match=message.replace("(", r"\(")):
     encodings.make(name, **{"num_heads": 2, **options})
+
+
+def test_dape_does_not_go_around_dape():
+  inner = dape_jax.Dape(dape_jax.Nope(num_heads=2))
+  with pytest.raises(dape_jax.ConfigError, match="not around another DAPE"):
+    dape_jax.DapeV2(inner)
 
 
 @pytest.mark.parametrize("name", encodings.names())

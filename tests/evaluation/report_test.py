@@ -124,8 +124,8 @@ def test_write_names_files_by_settings(results, tmp_path):
   assert [p.name for p in both + single] == [
       "test_last256.json",
       "test_last256.png",
-      "test_last256_step70.json",
-      "test_last256_step70.png",
+      "test_last256_one_step70.json",
+      "test_last256_one_step70.png",
   ]
   assert report.read_json(single[0]) == results
   for path in both[1], single[1]:

@@ -62,6 +62,14 @@ def test_options_are_read_off_the_tensors(layers):
   encoding.apply({"params": params}, method="score_mod")
 
 
+def test_slopes_saved_with_alibi_are_checked():
+  tensors = network(channels=6) | {"slopes": np.array([1 / 16, 1 / 256, 0.25])}
+  assert set(neox.encoding_params("dape_alibi", tensors)["base"]) == set()
+  tensors["slopes"] = np.ones((3, 1, 1))
+  with pytest.raises(dape_jax.ConfigError, match="slopes"):
+    neox.encoding_params("dape_alibi", tensors)
+
+
 @pytest.mark.parametrize(
     "name, tensors, message",
     [
@@ -77,6 +85,12 @@ def test_options_are_read_off_the_tensors(layers):
         ("fire", fire() | {"mlp.0.bias": np.ones(5)}, r"expected \[8\]"),
         ("fire", fire() | {"c": np.ones(2)}, r'"c" has shape \[2\]'),
         ("kerple", kerple(), "kerple_log"),
+        ("kerple_log", {"bias_p": 1.0, "bias_a": 1.0}, r"shape \[\], expected"),
+        (
+            "dape_v2_nope",
+            network(channels=3, window=(1, 4)),
+            "kernel size must be odd",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(name, tensors, message):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dape_jax.attention import grow_cache
 from dape_jax.config import ModelConfig
 from dape_jax.models import Transformer
 
@@ -205,6 +206,23 @@ def test_a_cache_that_is_too_small_is_told():
   assert np.isfinite(logits).all()
   logits, cache = step(tokens[:, 3:], cache)
   assert np.isnan(logits).all()
+
+
+def test_a_cache_that_lost_tokens_does_not_grow():
+  model = tiny("rope")
+  cache = model.empty_cache(1, 4).replace(filled=jnp.int32(5))
+  with pytest.raises(ValueError, match="5 tokens were put into 4 slots"):
+    grow_cache(cache, 8)
+
+
+@pytest.mark.parametrize("bad", [-1, VOCAB, 999])
+def test_an_id_outside_the_vocabulary_is_nan(bad):
+  """T3: no row of the embedding stands in for it."""
+  model = tiny("rope")
+  tokens = random_tokens(1, 2, 5)
+  logits = model.apply({"params": initialised(model)}, tokens.at[0, 2].set(bad))
+  assert np.isnan(logits[0, 2:]).all()
+  assert np.isfinite(logits[1]).all()
 
 
 @pytest.mark.parametrize("remat", ["dots", "full"])

@@ -124,6 +124,13 @@ def test_what_a_killed_save_leaves_is_ignored_and_removed(copy, state, config):
   assert sorted(p.name for p in folder.iterdir()) == ["2", "4"]
 
 
+def test_a_folder_of_runs_with_numbers_for_names_is_no_checkpoint(saved):
+  (saved.parent / "runs").mkdir()
+  shutil.copytree(saved, saved.parent / "runs" / "2")
+  with pytest.raises(ConfigError, match="holds no finished checkpoint"):
+    checkpoint.load_for_evaluation(saved.parent / "runs")
+
+
 def test_missing_and_empty_paths(tmp_path):
   with pytest.raises(ConfigError, match=r"nowhere does not exist"):
     checkpoint.load_for_evaluation(tmp_path / "nowhere")
