@@ -144,7 +144,7 @@ def test_missing_and_empty_paths(tmp_path):
     checkpoint.load_for_evaluation(file)
   (tmp_path / "12").mkdir()
   for path in (tmp_path / "12", tmp_path):
-    with pytest.raises(ConfigError, match="12 is damaged or incomplete"):
+    with pytest.raises(ConfigError, match="holds no finished checkpoint"):
       checkpoint.load_for_evaluation(path)
 
 
