@@ -23,7 +23,7 @@ class Run:
   """A checkpoint with what is needed to evaluate it.
 
   Attributes:
-    checkpoint: folder of the step, absolute.
+    checkpoint: path that was asked for.
     workdir: folder of the training run.
     config: the experiment's.
     params: nested dict of float32 arrays.
@@ -31,7 +31,7 @@ class Run:
     fingerprint: of the corpus it was trained on.
   """
 
-  checkpoint: pathlib.Path
+  checkpoint: str
   workdir: pathlib.Path
   config: ExperimentConfig
   params: Any = dataclasses.field(repr=False)
@@ -53,7 +53,7 @@ def load_run(path: str) -> Run:
   metadata = checkpoint.load_metadata(folder)
   above = folder.parent
   return Run(
-      checkpoint=folder,
+      checkpoint=path,
       workdir=above.parent if above.name == "checkpoints" else above,
       config=config,
       params=params,
@@ -172,7 +172,7 @@ def evaluate_runs(
     results.append(
         {
             "name": name,
-            "checkpoint": str(run.checkpoint),
+            "checkpoint": run.checkpoint,
             "encoding": run.config.model.encoding,
             "train_length": train_length,
             "step": run.step,
