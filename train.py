@@ -13,7 +13,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from dape_jax import cli
-from dape_jax.config import experiment_from_dict
+from dape_jax.config_dict import experiment_from_dict
 from dape_jax.errors import ConfigError
 
 _CONFIG = config_flags.DEFINE_config_file(

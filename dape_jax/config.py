@@ -1,8 +1,8 @@
 """Settings of an experiment: frozen, validated once, stored in checkpoints.
 
 Config files (`configs/*.py`) return an `ml_collections.ConfigDict` with the
-same fields; `experiment_from_dict` turns it (or the JSON stored beside a
-checkpoint) into these dataclasses, and every message names the field.
+same fields, which `config_dict.experiment_from_dict` turns into these
+dataclasses. Every message names the field.
 """
 
 import dataclasses
@@ -237,78 +237,10 @@ class ExperimentConfig:
   train: TrainConfig
   seed: int = 0
 
-
-_SECTIONS = {
-    "model": ModelConfig,
-    "data": DataConfig,
-    "optimizer": OptimizerConfig,
-    "train": TrainConfig,
-}
-
-
-def _section_from_dict(name: str, cls: type, values: Any) -> Any:
-  if not isinstance(values, Mapping):
-    raise ConfigError(
-        f"config.{name}={values!r}: must be a section of settings."
+  def __post_init__(self):
+    _require(
+        type(self.seed) is int and 0 <= self.seed < 2**32,
+        "seed",
+        self.seed,
+        "must be an int from 0 to 2**32 - 1.",
     )
-  fields = {f.name: f for f in dataclasses.fields(cls)}
-  for key, value in values.items():
-    if key not in fields:
-      raise ConfigError(
-          f"config.{name}.{key} is not a setting.{did_you_mean(key, fields)}"
-      )
-    if key == "encoding_options" and not isinstance(value, Mapping):
-      raise ConfigError(f"config.{name}.{key}={value!r}: must be a mapping.")
-    expected = fields[key].type
-    if expected is float and type(value) is int:
-      continue
-    if expected in (int, float, str, bool) and type(value) is not expected:
-      raise ConfigError(
-          f"config.{name}.{key}={value!r} is of type {type(value).__name__};"
-          f" it must be of type {expected.__name__}."
-      )
-  return cls(**values)
-
-
-def experiment_from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
-  """Returns the validated experiment of a ConfigDict's or JSON file's dict.
-
-  Args:
-    values: nested mapping with the sections model, data, optimizer and train,
-      and `seed`. Left-out settings take their defaults.
-
-  Raises:
-    ConfigError: a setting is unknown (the nearest valid name is given), of the
-      wrong type or out of range.
-  """
-  valid = [*_SECTIONS, "seed"]
-  for key in values:
-    if key not in valid:
-      raise ConfigError(
-          f"config.{key} is not a setting.{did_you_mean(key, valid)}"
-      )
-  seed = values.get("seed", 0)
-  _require(
-      type(seed) is int and 0 <= seed < 2**32,
-      "seed",
-      seed,
-      "must be an int from 0 to 2**32 - 1.",
-  )
-  sections = {
-      name: _section_from_dict(name, cls, values.get(name, {}))
-      for name, cls in _SECTIONS.items()
-  }
-  return ExperimentConfig(seed=seed, **sections)
-
-
-def experiment_to_dict(config: ExperimentConfig) -> dict[str, Any]:
-  """Returns the nested plain dict that `experiment_from_dict` reads back."""
-  return dataclasses.asdict(
-      dataclasses.replace(
-          config,
-          model=dataclasses.replace(
-              config.model,
-              encoding_options=dict(config.model.encoding_options),
-          ),
-      )
-  )

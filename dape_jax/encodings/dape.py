@@ -159,8 +159,8 @@ class _AroundBase(PositionalEncoding):
     return self.base.rotate(query, key, q_positions, kv_positions)
 
   def _window(self) -> tuple[int, ...]:
-    """Returns the leading axes of the kernels: () or (kernel_size,)."""
-    raise NotImplementedError
+    """Returns the leading axes of the kernels."""
+    return ()
 
   def _function(self, base: TileFunction | None) -> TileFunction:
     raise NotImplementedError
@@ -207,9 +207,6 @@ class Dape(_AroundBase):
     base: any other encoding; `Dape(KerpleLog(num_heads=12))`.
     width: M.
   """
-
-  def _window(self):
-    return ()
 
   def _function(self, base):
     return DapeTile(base)

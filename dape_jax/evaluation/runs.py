@@ -16,6 +16,7 @@ from dape_jax.errors import ConfigError
 from dape_jax.evaluation import protocols
 from dape_jax.evaluation.extrapolation import evaluate
 from dape_jax.training import checkpoint
+from dape_jax.training.checkpoint_paths import step_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ def load_run(path: str) -> Run:
   Raises:
     ConfigError: there is no finished checkpoint, or it is damaged.
   """
-  folder = checkpoint.step_folder(path)
+  folder = step_folder(path)
   config, params, step = checkpoint.load_for_evaluation(folder)
   metadata = checkpoint.load_metadata(folder)
   above = folder.parent

@@ -18,9 +18,11 @@ import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
 import dape_jax
-from dape_jax.config import ExperimentConfig, experiment_from_dict
+from dape_jax.config import ExperimentConfig
+from dape_jax.config_dict import experiment_from_dict
 from dape_jax.errors import ConfigError
 from dape_jax.training import partitioning
+from dape_jax.training.checkpoint_paths import step_folder
 from dape_jax.training.state import TrainState, bit_checksum
 
 
@@ -196,40 +198,6 @@ def load_state(
   """
   items = _restore(path, _items(abstract_state), mesh)
   return TrainState(params=items["params"], **items["optimizer"])
-
-
-def _is_step(path: pathlib.Path) -> bool:
-  # A run, too, may have a number for a name.
-  items = ("params", "metadata")
-  return path.name.isdigit() and any((path / item).is_dir() for item in items)
-
-
-def step_folder(path: str | os.PathLike[str]) -> pathlib.Path:
-  """Returns the absolute folder of the latest finished step at `path`.
-
-  Args:
-    path: see `load_for_evaluation`.
-
-  Raises:
-    ConfigError: there is no finished checkpoint.
-  """
-  path = pathlib.Path(path).expanduser().absolute()
-  if not path.exists():
-    raise ConfigError(
-        f"checkpoint {path} does not exist; give the --workdir of a training"
-        " run."
-    )
-  if _is_step(path):
-    return path
-  for folder in (path / "checkpoints", path):
-    if folder.is_dir():
-      steps = [p for p in folder.iterdir() if _is_step(p)]
-      if steps:
-        return max(steps, key=lambda p: int(p.name))
-  raise ConfigError(
-      f"{path} holds no finished checkpoint; give the --workdir of a training"
-      " run that has saved one, its checkpoints folder or one step in it."
-  )
 
 
 def load_for_evaluation(

@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 
-from dape_jax.config import ExperimentConfig, experiment_to_dict
+from dape_jax.config import ExperimentConfig
+from dape_jax.config_dict import experiment_to_dict
 from dape_jax.data import TrainBatches, load_corpus
 from dape_jax.errors import ConfigError
 from dape_jax.models import Transformer

@@ -4,11 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dape_jax.config import (
-    ExperimentConfig,
-    experiment_from_dict,
-    experiment_to_dict,
-)
+from dape_jax.config import ExperimentConfig
+from dape_jax.config_dict import experiment_from_dict, experiment_to_dict
 from dape_jax.errors import ConfigError
 
 # Settings that a resumed run may change: they do not change its result.

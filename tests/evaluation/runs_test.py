@@ -18,8 +18,8 @@ from dape_jax.config import (
     ModelConfig,
     OptimizerConfig,
     TrainConfig,
-    experiment_to_dict,
 )
+from dape_jax.config_dict import experiment_to_dict
 from dape_jax.data import sources
 from dape_jax.errors import ConfigError
 from dape_jax.evaluation import report, runs

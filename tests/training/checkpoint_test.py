@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dape_jax.config import experiment_to_dict
+from dape_jax.config_dict import experiment_to_dict
 from dape_jax.errors import ConfigError
 from dape_jax.training import checkpoint, partitioning
 

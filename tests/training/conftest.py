@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dape_jax import data
-from dape_jax.config import experiment_from_dict
+from dape_jax.config_dict import experiment_from_dict
 from dape_jax.models import Transformer
 from dape_jax.training import partitioning
 from dape_jax.training.optimizer import make_optimizer

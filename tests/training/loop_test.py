@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from dape_jax.config import experiment_from_dict
+from dape_jax.config_dict import experiment_from_dict
 from dape_jax.errors import ConfigError
 from dape_jax.training import checkpoint, loop
 
