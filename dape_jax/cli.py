@@ -2,6 +2,7 @@
 
 import ast
 import os
+import pathlib
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -46,12 +47,16 @@ def run(
     # config_flags reports a misspelt setting as AttributeError or KeyError, and
     # runs the config file, which may refuse its argument or be broken.
     arguments = flags.FLAGS(argv)
-  except (flags.Error, AttributeError, KeyError, ValueError) as e:
-    _fail(script, e)
   except Exception as e:
-    frame = traceback.extract_tb(e.__traceback__)[-1]
+    cause = _first_cause(e)
+    if isinstance(cause, ConfigError):
+      _fail(script, cause)
+    frame = traceback.extract_tb(cause.__traceback__)[-1]
+    if {"absl", "ml_collections"} & set(pathlib.Path(frame.filename).parts):
+      _fail(script, e)  # A flag, not the config file's own code.
     where = f"{frame.filename}, line {frame.lineno}"
-    _fail(script, ConfigError(f"--config: {type(e).__name__}: {e} ({where})"))
+    message = f"--config: {type(cause).__name__}: {cause} ({where})"
+    _fail(script, ConfigError(message))
   try:
     sys.exit(main(arguments))
   except ConfigError as e:
@@ -59,6 +64,13 @@ def run(
   except KeyboardInterrupt:
     print(f"{script}: interrupted", file=sys.stderr)
     sys.exit(130)
+
+
+def _first_cause(error: BaseException) -> BaseException:
+  """Returns what was raised first: ml_collections wraps it with a traceback."""
+  while (cause := error.__cause__ or error.__context__) is not None:
+    error = cause
+  return error
 
 
 def _flags_help() -> str:

@@ -15,6 +15,12 @@ class ConfigError(ValueError):
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
   """Returns ' Did you mean "x"? Valid: a, b, x.' for an unknown `name`."""
   valid = sorted(valid)
-  close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-  hint = f' Did you mean "{close[0]}"?' if close else ""
+
+  def likeness(candidate: str) -> float:
+    # Names with a forgotten ending count as whole: "kerple" is "kerple_log".
+    ends = (candidate, candidate[: len(name)])
+    return max(difflib.SequenceMatcher(None, name, e).ratio() for e in ends)
+
+  nearest = max(valid, key=likeness, default="")
+  hint = f' Did you mean "{nearest}"?' if likeness(nearest) > 0.5 else ""
   return f"{hint} Valid: {', '.join(valid) or '(none)'}."

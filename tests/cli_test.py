@@ -22,6 +22,7 @@ def run(command, tmp_path):
         ("def get_config(:", "SyntaxError"),
         ("def get_config():\n  return dict(seed=1)", "ConfigDict"),
         ("def get_config():\n  raise RuntimeError('no')", "RuntimeError: no ("),
+        ("def get_config():\n  return {}['x']", "KeyError: 'x' ("),
     ],
 )
 def test_broken_config_files(text, message, tmp_path):
@@ -29,6 +30,7 @@ def test_broken_config_files(text, message, tmp_path):
   _, done = run("train.py --config={tmp}/c.py --workdir={tmp}/run", tmp_path)
   assert done.returncode == 2
   assert done.stderr.count("\n") == 1
+  assert "Traceback" not in done.stderr
   assert message in done.stderr
 
 
@@ -48,6 +50,11 @@ def test_broken_config_files(text, message, tmp_path):
             "train.py --config=configs/demo.py --workdir={tmp}"
             " --config.model.num_heads=3",
             "does not divide config.model.width=128",
+        ),
+        (
+            "train.py --config=configs/demo.py:dape_kerpel --workdir={tmp}",
+            'error: unknown encoding "dape_kerpel". Did you mean'
+            ' "dape_kerple_log"?',
         ),
         (
             "train.py --config=configs/demo.py --workdir={tmp} train.steps=1",
@@ -82,3 +89,4 @@ def test_bad_flags(command, message, tmp_path):
   assert done.stderr.startswith(f"{script}: error: ")
   assert done.stderr.count("\n") == 1
   assert message.replace("\n", " ") in done.stderr
+  assert "Traceback" not in done.stderr
