@@ -40,6 +40,10 @@ $(VENV)/.ready: requirements.txt pyproject.toml
 
 $(VENV)/.ready-test: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet -e '.[test]'
+# The TPU compiler for the tests, beside the environment: within it, JAX would look
+# for a TPU whenever it starts.
+	if [ "$$(uname -sm)" = "Linux x86_64" ]; then \
+	  $(BIN)/python -m pip install --quiet --target $(VENV)/libtpu libtpu; fi
 	touch $@
 
 clean:

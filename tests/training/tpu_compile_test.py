@@ -1,12 +1,13 @@
 """The training step compiles for TPU, by the real compiler, without a TPU."""
 
-import importlib.util
 import os
+import pathlib
 import subprocess
 import sys
 
 import pytest
 
+LIBTPU = pathlib.Path(sys.prefix) / "libtpu"  # `make test` installs it there
 PROGRAM = """
 import functools
 import jax, jax.numpy as jnp, numpy as np
@@ -43,14 +44,15 @@ print("bytes", compiled.memory_analysis().temp_size_in_bytes)
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason="libtpu, which has the TPU compiler, is for Linux on x86-64 only",
+    not LIBTPU.exists(),
+    reason=f"no TPU compiler (libtpu, Linux on x86-64 only) in {LIBTPU}",
 )
 def test_train_step_compiles_for_v5e():
   done = subprocess.run(
       [sys.executable, "-c", PROGRAM],
       env=os.environ
       | {
+          "PYTHONPATH": str(LIBTPU),
           "TPU_SKIP_MDS_QUERY": "1",
           "JAX_PLATFORMS": "cpu",
           "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
