@@ -19,7 +19,7 @@ Logits = Float[Array, "B T V"]
 TilePositions = Int[Array, "t"]
 TileMask = Bool[Array, "t s"]
 TileScores = Float[Array, "N t s"]
-TileDistances = Float[Array, "t s"]
+TileDistances = Int[Array, "t s"]
 PerHead = Float[Array, "N"]
 
 __all__ = [

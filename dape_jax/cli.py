@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from dape_jax.errors import ConfigError
+from dape_jax.errors import ConfigError, first_cause
 
 
 def _one_line(error: BaseException) -> str:
@@ -41,14 +41,17 @@ def run(
   if any(arg in ("--help", "-h", "-help", "--helpfull") for arg in argv[1:]):
     module = sys.modules["__main__"]
     print(f"{(module.__doc__ or '').strip()}\n\nFlags:")
-    print(flags.FLAGS.get_help() if "--helpfull" in argv else _flags_help())
+    everything = "--helpfull" in argv
+    print(
+        flags.FLAGS.get_help() if everything else flags.FLAGS.main_module_help()
+    )
     sys.exit(0)
   try:
     # config_flags reports a misspelt setting as AttributeError or KeyError, and
     # runs the config file, which may refuse its argument or be broken.
     arguments = flags.FLAGS(argv)
   except Exception as e:
-    cause = _first_cause(e)
+    cause = first_cause(e)  # ml_collections wraps it with a traceback
     if isinstance(cause, ConfigError):
       _fail(script, cause)
     frame = traceback.extract_tb(cause.__traceback__)[-1]
@@ -64,17 +67,6 @@ def run(
   except KeyboardInterrupt:
     print(f"{script}: interrupted", file=sys.stderr)
     sys.exit(130)
-
-
-def _first_cause(error: BaseException) -> BaseException:
-  """Returns what was raised first: ml_collections wraps it with a traceback."""
-  while (cause := error.__cause__ or error.__context__) is not None:
-    error = cause
-  return error
-
-
-def _flags_help() -> str:
-  return flags.FLAGS.main_module_help()
 
 
 def _fail(script: str, error: BaseException) -> None:

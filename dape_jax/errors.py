@@ -12,6 +12,13 @@ class ConfigError(ValueError):
   """
 
 
+def first_cause(error: BaseException) -> BaseException:
+  """Returns what was raised first, below all that libraries wrapped it in."""
+  while (cause := error.__cause__ or error.__context__) is not None:
+    error = cause
+  return error
+
+
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
   """Returns ' Did you mean "x"? Valid: a, b, x.' for an unknown `name`."""
   valid = sorted(valid)

@@ -85,7 +85,6 @@ class DapeV2Tile(_TileAroundBase):
       self, params: Params, scores: TileScores, tile: Tile
   ) -> TileScores:
     dtype = scores.dtype
-    num_keys = scores.shape[-1] - 2 * self.halo
     visible = tile.visible_mask()
 
     bias = self.bias(params, tile, dtype)
@@ -106,7 +105,7 @@ class DapeV2Tile(_TileAroundBase):
     hidden = jnp.where(self._hidden_exists(tile, visible)[None], hidden, 0)
 
     out = _convolve(hidden, params["output_kernel"].astype(dtype))
-    return total[..., self.halo : self.halo + num_keys] + out
+    return total[..., self.halo : scores.shape[-1] - self.halo] + out
 
   def _hidden_exists(self, tile: Tile, visible: jax.Array) -> jax.Array:
     """Returns which hidden columns are not padding, [t, s + 2 pad].
@@ -190,9 +189,8 @@ class _AroundBase(PositionalEncoding):
     base = self.base.score_mod()
     if base is None:
       return ScoreMod(params, self._function(None))
-    return ScoreMod(
-        params | {"base": base.params}, self._function(base.function)
-    )
+    params["base"] = base.params
+    return ScoreMod(params, self._function(base.function))
 
 
 class Dape(_AroundBase):

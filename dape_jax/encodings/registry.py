@@ -33,8 +33,12 @@ def names() -> tuple[str, ...]:
   return tuple(sorted([*_BASES, *wrapped]))
 
 
-def _split(name: str) -> tuple[type[PositionalEncoding] | None, str]:
-  """Returns (wrapper class or None, base name)."""
+def split_name(name: str) -> tuple[type[PositionalEncoding] | None, str]:
+  """Returns (Dape, DapeV2 or None, name of the base).
+
+  Raises:
+    ConfigError: the name is unknown; the nearest valid one is given.
+  """
   if name not in names():
     raise ConfigError(
         f'unknown encoding "{name}".{did_you_mean(name, names())}'
@@ -69,7 +73,7 @@ def options(name: str) -> dict[str, Any]:
   Raises:
     ConfigError: the name is unknown; the nearest valid one is given.
   """
-  wrapper, base = _split(name)
+  wrapper, base = split_name(name)
   return _base_defaults(wrapper, base) | _fields(wrapper)
 
 
@@ -97,7 +101,7 @@ def make(name: str, *, num_heads: int, **overrides: Any) -> PositionalEncoding:
     ConfigError: unknown name, option that this encoding does not have, or a
       value out of range; the message names the nearest valid one.
   """
-  wrapper, base = _split(name)
+  wrapper, base = split_name(name)
   valid = options(name)
   linen = {k: overrides.pop(k) for k in ("parent", "name") if k in overrides}
   for key in overrides:

@@ -9,10 +9,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dape_jax.encodings import alibi_slopes, registry
+from dape_jax.encodings import DapeV2, alibi_slopes
+from dape_jax.encodings.registry import split_name
 from dape_jax.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -25,20 +27,12 @@ _SLOPES = "slopes"
 _STATIC = "init_L"
 
 
-def _split_name(name: str) -> tuple[bool, bool, str]:
-  """Returns (has DAPE's network, it is V2's, base name)."""
-  registry.options(name)  # refuses unknown names
-  is_v2 = name.startswith("dape_v2_")
-  is_dape = name.startswith("dape_")
-  return is_dape, is_v2, name.removeprefix("dape_").removeprefix("v2_")
-
-
 def _fire_layers(tensors: Mapping[str, Any]) -> int:
   return 2 if "mlp.4.weight" in tensors else 1
 
 
 def _expected_names(name: str, tensors: Mapping[str, Any]) -> list[str]:
-  is_dape, _, base = _split_name(name)
+  wrapper, base = split_name(name)
   expected = []
   if base == "kerple_log":
     expected += ["bias_p", "bias_a"]
@@ -46,15 +40,15 @@ def _expected_names(name: str, tensors: Mapping[str, Any]) -> list[str]:
     expected += ["c", "L_multiplier"]
     for layer in range(_fire_layers(tensors) + 1):
       expected += [f"mlp.{2 * layer}.weight", f"mlp.{2 * layer}.bias"]
-  if is_dape:
+  if wrapper:
     expected += ["mlp2.0.weight", "mlp2.0.bias", "mlp2.2.weight"]
   return expected
 
 
 def _check_names(name: str, tensors: Mapping[str, Any]) -> None:
-  _, _, base = _split_name(name)
+  wrapper, base = split_name(name)
   expected = _expected_names(name, tensors)
-  optional = {_DROPPED} if name.startswith("dape_") else set()
+  optional = {_DROPPED} if wrapper else set()
   if base == "alibi":
     optional |= {_SLOPES}
   if base == "fire":
@@ -103,7 +97,7 @@ def encoding_params(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
       whose shape does not fit.
   """
   _check_names(name, tensors)
-  is_dape, is_v2, base = _split_name(name)
+  wrapper, base = split_name(name)
   params: dict[str, Any] = {}
   num_heads = None
   if base == "kerple_log":
@@ -126,12 +120,12 @@ def encoding_params(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
     slopes = np.ravel(tensors[_SLOPES])
     if not np.allclose(slopes, alibi_slopes(len(slopes)), rtol=1e-3):
       raise ConfigError(f'tensor "{_SLOPES}" differs from ALiBi\'s slopes.')
-  if is_dape:
+  if wrapper:
     params = {"base": params} if params or base == "alibi" else {}
-    params |= _network_params(tensors, is_v2, base, num_heads)
+    params |= _network_params(tensors, wrapper is DapeV2, base, num_heads)
     if _DROPPED in tensors:
       logger.info("%s of %s left out: softmax cancels it.", _DROPPED, name)
-  return _as_float32(params)
+  return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
 
 
 def _scalar(tensors: Mapping[str, Any], key: str) -> np.ndarray:
@@ -166,15 +160,6 @@ def _network_params(
   }
 
 
-def _as_float32(params: dict[str, Any]) -> dict[str, Any]:
-  return {
-      key: _as_float32(value)
-      if isinstance(value, dict)
-      else jnp.asarray(value, jnp.float32)
-      for key, value in params.items()
-  }
-
-
 def encoding_options(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the options with which `make(name, ...)` fits released tensors.
 
@@ -185,18 +170,18 @@ def encoding_options(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
     ConfigError: the names of all missing and extra tensors.
   """
   _check_names(name, tensors)
-  is_dape, is_v2, base = _split_name(name)
+  wrapper, base = split_name(name)
   options: dict[str, Any] = {}
   if base == "fire":
     options["fire_layers"] = _fire_layers(tensors)
     options["fire_width"] = len(_reshaped(tensors, "mlp.0.weight", None, 1))
     if _STATIC in tensors:
       options["threshold"] = float(_scalar(tensors, _STATIC).item())
-  if is_dape:
-    window = (1, None) if is_v2 else ()
+  if wrapper:
+    window = (1, None) if wrapper is DapeV2 else ()
     hidden = _reshaped(tensors, "mlp2.0.weight", None, None, *window)
     options["width"] = len(hidden)
-    if is_v2:
+    if wrapper is DapeV2:
       options["kernel_size"] = hidden.shape[-1]
       options["edge"] = "zero"
   return options

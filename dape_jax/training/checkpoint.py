@@ -20,7 +20,7 @@ from orbax.checkpoint import v1 as ocp
 import dape_jax
 from dape_jax.config import ExperimentConfig
 from dape_jax.config_dict import experiment_from_dict
-from dape_jax.errors import ConfigError
+from dape_jax.errors import ConfigError, first_cause
 from dape_jax.training import partitioning
 from dape_jax.training.checkpoint_paths import step_folder
 from dape_jax.training.state import TrainState, bit_checksum
@@ -51,8 +51,7 @@ def _damaged(path: pathlib.Path, reason: str) -> ConfigError:
 
 
 def _root_cause(error: BaseException) -> str:
-  while (cause := error.__cause__ or error.__context__) is not None:
-    error = cause
+  error = first_cause(error)
   return f"{type(error).__name__}: {error}".split("\n")[0][:120]
 
 
