@@ -17,6 +17,8 @@ SegmentIds = Int[Array, "B T"]
 Tokens = Int[Array, "B T"]
 Logits = Float[Array, "B T V"]
 TilePositions = Int[Array, "t"]
+QueryPositions = Int[Array, "t 1"]
+KeyPositions = Int[Array, "1 s"]
 TileMask = Bool[Array, "t s"]
 TileScores = Float[Array, "N t s"]
 TileDistances = Int[Array, "t s"]
@@ -24,10 +26,12 @@ PerHead = Float[Array, "N"]
 
 __all__ = [
     "Key",
+    "KeyPositions",
     "Logits",
     "PerHead",
     "Positions",
     "Query",
+    "QueryPositions",
     "SegmentIds",
     "TileDistances",
     "TileMask",

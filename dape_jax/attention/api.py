@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from dape_jax.array_typing import Key, Positions, Query, SegmentIds, Value
+from dape_jax.attention.chunked import chunked_attention
 from dape_jax.attention.reference import reference_attention
 from dape_jax.encodings.base import ScoreMod
 
-IMPLEMENTATIONS = ("reference",)
+IMPLEMENTATIONS = ("reference", "chunked")
 
 
 def attention(
@@ -73,31 +74,36 @@ def attention(
   if q_segment_ids is not None:
     _check_shape("q_segment_ids", q_segment_ids, (batch, num_queries))
     _check_shape("kv_segment_ids", kv_segment_ids, (batch, num_keys))
-  if implementation not in (None, *IMPLEMENTATIONS):
+  if sink is not None:
+    _check_shape("sink", sink, (query.shape[2],))
+  arguments = {
+      "q_positions": q_positions.astype(jnp.int32),
+      "kv_positions": kv_positions.astype(jnp.int32),
+      "q_segment_ids": q_segment_ids,
+      "kv_segment_ids": kv_segment_ids,
+      "q_features": q_features,
+      "kv_features": kv_features,
+      "causal": causal,
+      "window": window,
+      "scale": query.shape[-1] ** -0.5 if scale is None else scale,
+  }
+  if implementation is None:
+    implementation = "chunked"
+  if implementation == "reference":
+    return reference_attention(
+        query, key, value, score_mod, sink=sink, **arguments
+    )
+  if implementation not in IMPLEMENTATIONS:
     raise NotImplementedError(
-        f"implementation={implementation!r} does not exist yet; there is"
+        f"implementation={implementation!r} does not exist; there is"
         f" {', '.join(map(repr, IMPLEMENTATIONS))}, or None for the best."
     )
-  if sink is not None:
-    raise NotImplementedError(
-        "sink (a learned logit in the softmax's denominator) is not supported"
-        " by implementation 'reference' yet; leave it None."
-    )
-  return reference_attention(
-      query,
-      key,
-      value,
-      score_mod,
-      q_positions=q_positions.astype(jnp.int32),
-      kv_positions=kv_positions.astype(jnp.int32),
-      q_segment_ids=q_segment_ids,
-      kv_segment_ids=kv_segment_ids,
-      q_features=q_features,
-      kv_features=kv_features,
-      causal=causal,
-      window=window,
-      scale=query.shape[-1] ** -0.5 if scale is None else scale,
-  )
+  out, lse = chunked_attention(query, key, value, score_mod, **arguments)
+  if sink is None:
+    return out
+  # The sink takes exp(sink) / (exp(sink) + exp(lse)) of each query's weight.
+  kept = jax.nn.sigmoid(lse - sink.astype(lse.dtype)[None, None, :])
+  return (out * kept[..., None]).astype(out.dtype)
 
 
 def _check(query, key, value, q_positions, kv_positions) -> None:

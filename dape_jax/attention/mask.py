@@ -1,7 +1,13 @@
 """Which keys a query sees."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+
+# The score of what is not seen, and the log-sum-exp of a query that sees nothing.
+# Finite, so that there is no inf - inf.
+MASKED = -1e30
 
 
 def visible_mask(
@@ -37,3 +43,20 @@ def visible_mask(
     q_ids = q_segment_ids[:, None]
     visible = visible & (q_ids == kv_segment_ids[None, :]) & (q_ids != 0)
   return visible
+
+
+def where_tokens(kept: jax.Array, tree: Any, axis: int) -> Any:
+  """Returns arrays with zeros for all tokens but the kept ones.
+
+  Args:
+    kept: [length] bool.
+    tree: arrays with the tokens on `axis`.
+    axis: 0 or more.
+  """
+
+  def where(x):
+    shape = [1] * x.ndim
+    shape[axis] = len(kept)
+    return jnp.where(kept.reshape(shape), x, 0)
+
+  return jax.tree.map(where, tree)

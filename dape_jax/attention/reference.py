@@ -5,11 +5,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from dape_jax.attention.mask import visible_mask
+from dape_jax.attention.batching import map_batch
+from dape_jax.attention.mask import MASKED, visible_mask, where_tokens
 from dape_jax.encodings.base import ScoreMod, Tile
-
-# Finite, so that a row in which every score is masked has no inf - inf.
-MASKED = -1e30
 
 
 @functools.partial(jax.jit, static_argnames=("causal", "window"))
@@ -27,6 +25,7 @@ def reference_attention(
     kv_features,
     causal: bool,
     window: int | None,
+    sink: jax.Array | None,
     scale: float,
 ) -> jax.Array:
   """Returns attention of `api.attention`'s arguments, [B, T, N, Hv].
@@ -36,40 +35,33 @@ def reference_attention(
   them anew, and on one device the batch is walked an element at a time, so that
   they stand in memory (and on a CPU mostly in its cache) only once.
   """
-  # Positions and masks that the batch shares stay unbatched.
-  batched = {
+  arguments = {
       "query": query,
       "key": key,
       "value": value,
+      "q_positions": q_positions,
+      "kv_positions": kv_positions,
+      "q_segment_ids": q_segment_ids,
+      "kv_segment_ids": kv_segment_ids,
       "q_features": q_features,
       "kv_features": kv_features,
   }
-  shared = {}
-  for name, array in (
-      ("q_positions", q_positions),
-      ("kv_positions", kv_positions),
-  ):
-    (batched if array.ndim == 2 else shared)[name] = array
-  if q_segment_ids is not None:
-    batched |= {
-        "q_segment_ids": q_segment_ids,
-        "kv_segment_ids": kv_segment_ids,
-    }
 
+  @functools.partial(jax.checkpoint, prevent_cse=False)
   def one(element):
     return _attention_of_element(
         score_mod=score_mod,
         causal=causal,
         window=window,
+        sink=sink,
         scale=scale,
         **element,
-        **shared,
     )
 
-  if jax.sharding.get_abstract_mesh().size > 1:
-    # Walking an axis that lies on several devices would gather it on each.
-    return jax.vmap(jax.checkpoint(one))(batched)
-  return jax.lax.map(jax.checkpoint(one, prevent_cse=False), batched)
+  return map_batch(
+      lambda batched, shared: jax.vmap(lambda x: one(x | shared))(batched),
+      arguments,
+  )
 
 
 def _attention_of_element(
@@ -78,14 +70,15 @@ def _attention_of_element(
     value: jax.Array,
     q_positions: jax.Array,
     kv_positions: jax.Array,
+    q_segment_ids: jax.Array | None,
+    kv_segment_ids: jax.Array | None,
     q_features,
     kv_features,
     score_mod: ScoreMod | None,
     causal: bool,
     window: int | None,
+    sink: jax.Array | None,
     scale: float,
-    q_segment_ids: jax.Array | None = None,
-    kv_segment_ids: jax.Array | None = None,
 ) -> jax.Array:
   """Returns attention of one batch element, [T, N, Hv]."""
   num_queries, num_heads, head_dim = query.shape
@@ -102,10 +95,9 @@ def _attention_of_element(
       window=window,
   )
   # What takes no part may hold anything, NaN included: 0 * NaN is NaN.
-  query = jnp.where(jnp.any(visible_TxS, axis=1)[:, None, None], query, 0)
-  seen_S = jnp.any(visible_TxS, axis=0)[:, None, None]
-  key = jnp.where(seen_S, key, 0)
-  value = jnp.where(seen_S, value, 0)
+  q_seeing, k_seen = visible_TxS.any(1), visible_TxS.any(0)
+  query, q_features = where_tokens(q_seeing, (query, q_features), 0)
+  key, value, kv_features = where_tokens(k_seen, (key, value, kv_features), 0)
 
   q_TxKxGxH = query.reshape(num_queries, num_kv_heads, groups, head_dim)
   scores_KxGxTxS = jnp.einsum(
@@ -121,8 +113,8 @@ def _attention_of_element(
   if score_mod is not None:
     halo = score_mod.halo
     tile = Tile(
-        q_positions,
-        _pad_last(kv_positions, halo, value=-1),
+        q_positions[:, None],
+        _pad_last(kv_positions, halo, value=-1)[None, :],
         _pad_last(visible_TxS, halo),
         q_features,
         jax.tree.map(lambda x: _pad_first(x, halo), kv_features),
@@ -135,6 +127,8 @@ def _attention_of_element(
   peak = jax.lax.stop_gradient(scores_NxTxS.max(axis=-1, keepdims=True))
   weights = jnp.where(visible_TxS[None], jnp.exp(scores_NxTxS - peak), 0)
   total = weights.sum(axis=-1, keepdims=True)
+  if sink is not None:
+    total = total + jnp.exp(sink.astype(dtype)[:, None, None] - peak)
   weights = weights / jnp.where(total > 0, total, 1)
   out_TxKxGxH = jnp.einsum(
       "kgts,skh->tkgh",

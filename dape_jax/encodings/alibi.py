@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,7 @@ from dape_jax.encodings.base import (
     PositionalEncoding,
     ScoreMod,
     Tile,
+    per_head,
 )
 
 
@@ -37,10 +39,12 @@ class AlibiTile(AdditiveBias):
 
   num_heads: int
 
+  in_kernel: ClassVar[bool] = True
+
   def bias(self, params: Params, tile: Tile, dtype: jnp.dtype):
     del params
     slopes = jnp.asarray(alibi_slopes(self.num_heads), dtype)
-    return -slopes[:, None, None] * tile.distances()[None].astype(dtype)
+    return -per_head(slopes) * tile.distances()[None].astype(dtype)
 
 
 class Alibi(PositionalEncoding):

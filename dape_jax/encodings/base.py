@@ -6,6 +6,7 @@ element, with the integer positions of both, and takes back modified scores.
 """
 
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -14,6 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from dape_jax.array_typing import (
+    KeyPositions,
+    PerHead,
+    QueryPositions,
     TileDistances,
     TileMask,
     TilePositions,
@@ -28,45 +32,102 @@ class Tile:
   """Where a tile of scores lies.
 
   Attributes:
-    q_positions: [t] int32, position of each query within its document.
-    kv_positions: [s + 2 halo] int32, of each key; -1 where no key exists.
+    q_positions: [t, 1] int32, position of each query within its document, ready
+      to broadcast over the tile (a kernel may hand it broadcast already).
+    kv_positions: [1, s + 2 halo] int32, of each key; -1 where no key exists.
     visible: [t, s + 2 halo] bool, which keys each query attends to (causality,
       documents, window and padding together). None means every key at or before
       the query.
     q_features, kv_features: per-token inputs of the encoding (trees of [t, ...]
       and [s + 2 halo, ...] arrays), or None.
+    operand_dtype: what `pairwise_linear` rounds the operands of its matrix
+      products to, or None for none: bfloat16 in a TPU kernel on bfloat16
+      queries, where one pass of the matrix unit takes bfloat16 operands.
   """
 
-  q_positions: TilePositions
-  kv_positions: TilePositions
+  q_positions: QueryPositions
+  kv_positions: KeyPositions
   visible: TileMask | None = None
   q_features: Any = None
   kv_features: Any = None
+  operand_dtype: Any = flax.struct.field(pytree_node=False, default=None)
 
   def distances(self) -> TileDistances:
-    """Returns |i - j| as exact int32, [t, s + 2 halo]."""
-    return position_distances(self.q_positions, self.kv_positions)
+    """Returns |i - j| as exact int32, [t, s + 2 halo].
+
+    Callers convert to float32 or wider, never to bfloat16, in which 257 is the
+    first integer that is not exact.
+    """
+    return jnp.abs(self.q_positions - self.kv_positions)
 
   def visible_mask(self) -> TileMask:
     """Returns `visible`, or its meaning where it is None."""
     if self.visible is not None:
       return self.visible
-    q = self.q_positions[:, None]
-    kv = self.kv_positions[None, :]
+    q, kv = self.q_positions, self.kv_positions
     return (kv <= q) & (kv >= 0)
 
 
-def position_distances(
-    q_positions: TilePositions, kv_positions: TilePositions
-) -> TileDistances:
-  """Returns |i - j| for every pair as exact int32, [t, s].
+def per_head(x: PerHead) -> jax.Array:
+  """Returns one number per head ready to broadcast over a tile, [N, 1, 1].
 
-  Callers convert to float32 or wider, never to bfloat16, in which 257 is the
-  first integer that is not exact.
+  A kernel hands such a parameter as [N, s], a copy for each key of the tile;
+  then the result is [N, 1, s], and its gradient comes apart for each key.
   """
-  q_positions = jnp.asarray(q_positions, jnp.int32)
-  kv_positions = jnp.asarray(kv_positions, jnp.int32)
-  return jnp.abs(q_positions[:, None] - kv_positions[None, :])
+  return x.reshape(x.shape[0], 1, -1)
+
+
+def pairwise_linear(
+    x_Cxtxs: jax.Array, kernel_CxE: jax.Array, operand_dtype: Any = None
+) -> jax.Array:
+  """Returns the linear map of the channels of every pair, [E, t, s].
+
+  One plain matrix product over all pairs of the tile, kernel first: the result
+  comes out channels first, untransposed.
+
+  Args:
+    x_Cxtxs: channels first.
+    kernel_CxE: parameter.
+    operand_dtype: see `Tile`.
+  """
+  x_CxP = x_Cxtxs.reshape(len(x_Cxtxs), -1)
+  if operand_dtype is None:
+    out_ExP = jnp.matmul(kernel_CxE.T, x_CxP, precision="highest")
+  else:
+    out_ExP = _rounded_matmul(x_CxP, kernel_CxE, operand_dtype)
+  return out_ExP.reshape(-1, *x_Cxtxs.shape[1:])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _rounded_matmul(x_CxP, kernel_CxE, dtype):
+  """Returns kernel^T x, [E, P] float32, of operands rounded to `dtype`.
+
+  So are the operands of its two gradients, which autodiff would leave as wide as
+  the sums they come from.
+  """
+  return _rounded_matmul_forward(x_CxP, kernel_CxE, dtype)[0]
+
+
+def _rounded_matmul_forward(x_CxP, kernel_CxE, dtype):
+  x_CxP, kernel_CxE = x_CxP.astype(dtype), kernel_CxE.astype(dtype)
+  return _matmul(kernel_CxE.T, x_CxP), (x_CxP, kernel_CxE)
+
+
+def _rounded_matmul_backward(dtype, residuals, dout_ExP):
+  x_CxP, kernel_CxE = residuals
+  dout_ExP = dout_ExP.astype(dtype)
+  return _matmul(kernel_CxE, dout_ExP), _matmul(x_CxP, dout_ExP.T)
+
+
+_rounded_matmul.defvjp(_rounded_matmul_forward, _rounded_matmul_backward)
+
+
+def _matmul(x, y):
+  # Kernels refuse a wider default than bfloat16 operands have.
+  precision = jax.lax.Precision.DEFAULT
+  return jnp.matmul(
+      x, y, precision=precision, preferred_element_type=jnp.float32
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +138,14 @@ class TileFunction:
     halo: neighbouring keys needed on each side of the tile. Scores and
       kv_positions come with them, the result without.
     scope: "tile", or "row" when whole rows are needed.
+    in_kernel: the function may be traced inside a TPU kernel: it broadcasts
+      parameters [N] with `per_head` only, takes scalars as arrays that may be
+      [1, s], and mixes channels with `pairwise_linear` only.
   """
 
   halo: ClassVar[int] = 0
   scope: ClassVar[str] = "tile"
+  in_kernel: ClassVar[bool] = False
 
   def bias(
       self, params: Params, tile: Tile, dtype: jnp.dtype
@@ -167,7 +232,10 @@ class PositionalEncoding(nn.Module):
     score_mod = self.score_mod()
     bias = None
     if score_mod is not None:
-      tile = Tile(jnp.asarray(q_positions), jnp.asarray(kv_positions))
+      tile = Tile(
+          jnp.asarray(q_positions, jnp.int32)[:, None],
+          jnp.asarray(kv_positions, jnp.int32)[None, :],
+      )
       bias = score_mod.function.bias(score_mod.params, tile, jnp.float32)
     if bias is None:
       shape = (self.num_heads, len(q_positions), len(kv_positions))

@@ -19,6 +19,8 @@ from dape_jax.encodings.base import (
     ScoreMod,
     Tile,
     TileFunction,
+    pairwise_linear,
+    per_head,
     symmetric_uniform,
 )
 from dape_jax.errors import ConfigError
@@ -26,19 +28,15 @@ from dape_jax.errors import ConfigError
 NEGATIVE_SLOPE = 0.01
 
 
-def _project(x_Cxtxs: jax.Array, kernel_CxE: jax.Array) -> jax.Array:
-  # One plain matrix product over all pairs of the tile, kernel first: the result
-  # comes out heads first, untransposed.
-  x_CxP = x_Cxtxs.reshape(len(x_Cxtxs), -1)
-  out_ExP = jnp.matmul(kernel_CxE.T, x_CxP, precision="highest")
-  return out_ExP.reshape(-1, *x_Cxtxs.shape[1:])
-
-
 @dataclasses.dataclass(frozen=True)
 class _TileAroundBase(TileFunction):
   """The static bias B is the base's; over NoPE and RoPE there is none."""
 
   base: TileFunction | None
+
+  @property
+  def in_kernel(self) -> bool:
+    return self.base is None or self.base.in_kernel
 
   def bias(self, params: Params, tile: Tile, dtype: jnp.dtype):
     if self.base is None:
@@ -54,20 +52,18 @@ class DapeTile(_TileAroundBase):
       self, params: Params, scores: TileScores, tile: Tile
   ) -> TileScores:
     dtype = scores.dtype
-    num_heads = scores.shape[0]
-    hidden_kernel = params["hidden_kernel"].astype(dtype)
-    hidden_bias = params["hidden_bias"].astype(dtype)
-    hidden = _project(scores, hidden_kernel[:num_heads])
-    constant = hidden_bias[:, None, None]
+    hidden_kernel, hidden_bias, output_kernel = (
+        params[name].astype(dtype)
+        for name in ("hidden_kernel", "hidden_bias", "output_kernel")
+    )
     bias = self.bias(params, tile, dtype)
-    total = scores
+    inputs = total = scores
     if bias is not None:
-      # Apart from the scores, so that it is computed once for a whole batch
-      # that shares its positions.
-      constant = constant + _project(bias, hidden_kernel[num_heads:])
+      inputs = jnp.concatenate([scores, bias])
       total = scores + bias
-    hidden = jax.nn.leaky_relu(hidden + constant, NEGATIVE_SLOPE)
-    return total + _project(hidden, params["output_kernel"].astype(dtype))
+    hidden = pairwise_linear(inputs, hidden_kernel, tile.operand_dtype)
+    hidden = jax.nn.leaky_relu(hidden + per_head(hidden_bias), NEGATIVE_SLOPE)
+    return total + pairwise_linear(hidden, output_kernel, tile.operand_dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +94,7 @@ class DapeV2Tile(_TileAroundBase):
     # a batch that shares its positions computes the half of B once.
     kernel = params["hidden_kernel"].astype(dtype)
     halves = jnp.split(kernel, len(inputs), axis=1)
-    hidden = params["hidden_bias"].astype(dtype)[:, None, None]
+    hidden = per_head(params["hidden_bias"].astype(dtype))
     for x, half in zip(inputs, halves):
       hidden = hidden + _convolve(x, half)
     hidden = jax.nn.leaky_relu(hidden, NEGATIVE_SLOPE)
@@ -119,8 +115,8 @@ class DapeV2Tile(_TileAroundBase):
     for offset in range(1, pad + 1):
       exists = exists | visible[:, pad - offset : pad - offset + width]
     if self.edge == "zero":
-      in_matrix = tile.kv_positions[pad : pad + width] >= 0
-      exists = exists & in_matrix[None, :]
+      in_matrix = tile.kv_positions[:, pad : pad + width] >= 0
+      exists = exists & in_matrix
     return exists
 
 
@@ -129,7 +125,7 @@ def _convolve(x_Cxtxs: jax.Array, kernel_kxCxE: jax.Array) -> jax.Array:
   size = kernel_kxCxE.shape[0]
   width = x_Cxtxs.shape[-1] - size + 1
   return sum(
-      _project(x_Cxtxs[..., k : k + width], kernel_kxCxE[k])
+      pairwise_linear(x_Cxtxs[..., k : k + width], kernel_kxCxE[k])
       for k in range(size)
   )
 

@@ -5,6 +5,7 @@ arXiv 2310.04418.
 
 import dataclasses
 import itertools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ from dape_jax.encodings.base import (
     PositionalEncoding,
     ScoreMod,
     Tile,
+    pairwise_linear,
+    per_head,
     symmetric_uniform,
 )
 from dape_jax.errors import ConfigError
@@ -51,13 +54,12 @@ def fire_bias(
       tile.q_positions.astype(dtype), jnp.abs(params["m"] * threshold)
   )
   normalizer = jnp.log(jnp.abs(c * length) + 1) + EPSILON
-  x = jnp.log(jnp.abs(c * distances) + 1) / normalizer[:, None]
+  x = jnp.log(jnp.abs(c * distances) + 1) / normalizer
   x = x[None]
   num_layers = sum(name.startswith("kernel_") for name in params)
   for k in range(num_layers):
     kernel, bias = params[f"kernel_{k}"], params[f"bias_{k}"]
-    x = jnp.einsum("ab,ats->bts", kernel, x, precision="highest")
-    x = x + bias[:, None, None]
+    x = pairwise_linear(x, kernel, tile.operand_dtype) + per_head(bias)
     if k < num_layers - 1:
       x = jax.nn.leaky_relu(x, negative_slope)
   return x
@@ -67,6 +69,8 @@ def fire_bias(
 class FireTile(AdditiveBias):
   threshold: float
   negative_slope: float
+
+  in_kernel: ClassVar[bool] = True
 
   def bias(self, params: Params, tile: Tile, dtype: jnp.dtype):
     return fire_bias(params, tile, self.threshold, self.negative_slope, dtype)

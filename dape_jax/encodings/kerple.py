@@ -5,6 +5,7 @@ released code, it is added to the scaled scores, so r1 is the paper's / sqrt(d).
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from dape_jax.encodings.base import (
     PositionalEncoding,
     ScoreMod,
     Tile,
+    per_head,
 )
 
 MINIMUM = 0.01
@@ -40,13 +42,14 @@ def kerple_log_bias(
   Equation (3) of arXiv 2205.09921, "logarithmic variant"; r1 and r2 [N] are
   used as max(., 0.01), and `distances` [t, s] is exact (int32).
   """
-  r1 = projected(r1, MINIMUM)[:, None, None]
-  r2 = projected(r2, MINIMUM)[:, None, None]
+  r1 = per_head(projected(r1, MINIMUM))
+  r2 = per_head(projected(r2, MINIMUM))
   return -r1 * jnp.log1p(r2 * distances[None].astype(r2.dtype))
 
 
 @dataclasses.dataclass(frozen=True)
 class KerpleLogTile(AdditiveBias):
+  in_kernel: ClassVar[bool] = True
 
   def bias(self, params: Params, tile: Tile, dtype: jnp.dtype):
     r1, r2 = (params[name].astype(dtype) for name in ("r1", "r2"))

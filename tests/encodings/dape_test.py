@@ -26,9 +26,8 @@ def case(name, **options):
   scores = jax.random.normal(jax.random.key(2), (HEADS, LENGTH, LENGTH))
   halo = score_mod.halo
   widths = [(0, 0), (0, 0), (halo, halo)]
-  tile = dape_jax.Tile(
-      positions, jnp.pad(positions, widths[2:], constant_values=-1)
-  )
+  kv_positions = jnp.pad(positions, widths[2:], constant_values=-1)
+  tile = dape_jax.Tile(positions[:, None], kv_positions[None, :])
   ours = score_mod.apply(score_mod.params, jnp.pad(scores, widths), tile)
   return params, np.float64(scores), np.float64(bias), np.asarray(ours)
 

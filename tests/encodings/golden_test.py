@@ -117,7 +117,8 @@ def test_biased_scores(path):
   halo = mod.halo
   pad = [(halo, halo)]
   scores = jnp.pad(scores, [(0, 0)] * 3 + pad)
-  tile = dape_jax.Tile(positions, jnp.pad(positions, pad, constant_values=-1))
+  kv_positions = jnp.pad(positions, pad, constant_values=-1)
+  tile = dape_jax.Tile(positions[:, None], kv_positions[None, :])
   ours = jax.vmap(lambda s: mod.apply(params, s, tile))(scores)
   # Up to one number per row: the network's last bias is left out.
   difference = np.asarray(ours) - arrays["biased_scores"]
