@@ -48,19 +48,21 @@ class _Tokens:
   segment_ids: jax.Array | None
   features: Any
 
-  def block(self, start, size: int) -> "_Tokens":
-    return jax.tree.map(lambda x: _block(x, start, size), self)
+
+def _block(tree: Any, start, size: int) -> Any:
+  """Returns `size` tokens of each array, from `start` on."""
+  block = lambda x: lax.dynamic_slice_in_dim(x, start, size)
+  return jax.tree.map(block, tree)
 
 
-def _block(x: jax.Array, start, size: int, axis: int = 0) -> jax.Array:
-  return lax.dynamic_slice_in_dim(x, start, size, axis)
+def _add_block(tree: Any, update: Any, start) -> Any:
+  """Returns the arrays with those of `update` added from token `start` on."""
 
+  def add(x, y):
+    y = _block(x, start, len(y)) + y
+    return lax.dynamic_update_slice_in_dim(x, y, start, 0)
 
-def _add_block(x: jax.Array, update: jax.Array, start, axis: int = 0):
-  """Returns x with `update` added to it from `start` on."""
-  old = _block(x, start, update.shape[axis], axis)
-  new = old + update.astype(x.dtype)
-  return lax.dynamic_update_slice_in_dim(x, new, start, axis)
+  return jax.tree.map(add, tree, update)
 
 
 @functools.partial(
@@ -109,9 +111,9 @@ def chunked_attention(
   q_pad = (0, -num_queries % q_block)
   kv_pad = (call.halo, call.halo + -num_keys % kv_block)
   arguments = {
-      "query": _pad(jnp.swapaxes(query, 1, 2), q_pad, 2),
-      "key": _pad(jnp.swapaxes(key, 1, 2), kv_pad, 2),
-      "value": _pad(jnp.swapaxes(value, 1, 2), kv_pad, 2),
+      "query": _pad(query, q_pad, 1),
+      "key": _pad(key, kv_pad, 1),
+      "value": _pad(value, kv_pad, 1),
       "q_positions": _pad(q_positions, q_pad, q_positions.ndim - 1, -1),
       "kv_positions": _pad(kv_positions, kv_pad, kv_positions.ndim - 1, -1),
       "q_segment_ids": _pad(q_segment_ids, q_pad, 1),
@@ -119,13 +121,12 @@ def chunked_attention(
       "q_features": _pad(q_features, q_pad, 1),
       "kv_features": _pad(kv_features, kv_pad, 1),
   }
-  out_BxNxTxH, lse_BxNxT = map_batch(
+  out, lse = map_batch(
       functools.partial(_attention_of_group, call, params),
       arguments,
       together=tiling.elements_together(batch, q_block, kv_block),
   )
-  out_BxTxNxH = jnp.swapaxes(out_BxNxTxH[:, :, :num_queries], 1, 2)
-  return out_BxTxNxH, jnp.swapaxes(lse_BxNxT[:, :, :num_queries], 1, 2)
+  return out[:, :num_queries], lse[:, :num_queries]
 
 
 def _pad(tree, widths: tuple[int, int], axis: int, value=0):
@@ -182,11 +183,15 @@ def _key_range(call: _Call, arguments):
 
 @flax.struct.dataclass
 class _TileInputs:
-  """What a tile is made of; keys and `tile` with the halo, the rest without."""
+  """What a tile is made of; keys and `tile` with the halo, the rest without.
+
+  Callers hold tokens before heads. They are turned around a tile at a time, and
+  not as a whole, so that a long cache is neither copied nor read to its end.
+  """
 
   q_NxtxH: jax.Array
   k_KxsxH: jax.Array
-  v_KxsxH: jax.Array
+  v_Kxsxh: jax.Array
   visible_txs: jax.Array
   features: tuple[Any, Any]
   tile: Tile
@@ -195,7 +200,8 @@ class _TileInputs:
 def _tile_inputs(call: _Call, q_NxtxH, q: _Tokens, key, value, kv: _Tokens, j):
   """Returns the inputs of the tile of some queries and key block j."""
   start, halo = j * call.kv_block, call.halo
-  kv = kv.block(start, call.kv_block + 2 * halo)
+  k_sxKxH, kv = _block((key, kv), start, call.kv_block + 2 * halo)
+  v_sxKxH = _block(value, start + halo, call.kv_block)
   visible_txs = visible_mask(
       q.positions,
       kv.positions,
@@ -204,15 +210,16 @@ def _tile_inputs(call: _Call, q_NxtxH, q: _Tokens, key, value, kv: _Tokens, j):
       causal=call.causal,
       window=call.window,
   )
+  # exp is too dear for XLA to do it over again for every head and every shifted
+  # copy of the scores; the comparisons behind the mask are not.
+  visible_txs = jnp.exp(jnp.where(visible_txs, 0.0, MASKED)) > 0
   # What takes no part may hold anything, NaN included: 0 * NaN is NaN.
   q_seeing, k_seen = visible_txs.any(1), visible_txs.any(0)
-  k_KxsxH = _block(key, start, call.kv_block + 2 * halo, 1)
-  v_KxsxH = _block(value, start + halo, call.kv_block, 1)
   inner = slice(halo, halo + call.kv_block)
   return _TileInputs(
       q_NxtxH=where_tokens(q_seeing, q_NxtxH, 1),
-      k_KxsxH=where_tokens(k_seen, k_KxsxH, 1),
-      v_KxsxH=where_tokens(k_seen[inner], v_KxsxH, 1),
+      k_KxsxH=_turned(where_tokens(k_seen, k_sxKxH, 0)),
+      v_Kxsxh=_turned(where_tokens(k_seen[inner], v_sxKxH, 0)),
       visible_txs=visible_txs[:, inner],
       features=(
           where_tokens(q_seeing, q.features, 0),
@@ -222,11 +229,38 @@ def _tile_inputs(call: _Call, q_NxtxH, q: _Tokens, key, value, kv: _Tokens, j):
   )
 
 
+def _turned(x: jax.Array) -> jax.Array:
+  """Returns heads before tokens of tokens before heads, or the reverse."""
+  return jnp.swapaxes(x, 0, 1)
+
+
+def _grouped(x_Nxtxd: jax.Array, num_kv_heads: int) -> jax.Array:
+  """Returns [K, N t / K, d]: all rows that read the same key head."""
+  return x_Nxtxd.reshape(num_kv_heads, -1, x_Nxtxd.shape[-1])
+
+
+def _rows_dot(x_Nxtxd: jax.Array, y_Kxdxe: jax.Array, dtype) -> jax.Array:
+  """Returns x y, [N, t, e], each head of x with the y that it reads."""
+  out = _dot("krd,kde->kre", _grouped(x_Nxtxd, len(y_Kxdxe)), y_Kxdxe, dtype)
+  return out.reshape(*x_Nxtxd.shape[:2], -1)
+
+
+def _summed_dot(x_Nxtxs, y_Nxtxd, num_kv_heads: int, dtype) -> jax.Array:
+  """Returns x^T y summed over the heads that read the same keys, [s, K, d]."""
+  x, y = (_grouped(z, num_kv_heads) for z in (x_Nxtxs, y_Nxtxd))
+  return _turned(_dot("krs,krd->ksd", x, y, dtype))
+
+
+def _dot(equation: str, x: jax.Array, y: jax.Array, dtype) -> jax.Array:
+  return jnp.einsum(
+      equation, x, y, precision="highest", preferred_element_type=dtype
+  )
+
+
 def _raw_scores(call: _Call, inputs: _TileInputs, dtype) -> jax.Array:
   """Returns scale * q k^T, [N, t, s + 2 halo]."""
-  q_NxtxH = inputs.q_NxtxH
-  scores = _grouped_dot("kth,ksh->kts", q_NxtxH, inputs.k_KxsxH, dtype)
-  return call.scale * scores
+  k_KxHxs = jnp.swapaxes(inputs.k_KxsxH, 1, 2)
+  return call.scale * _rows_dot(inputs.q_NxtxH, k_KxHxs, dtype)
 
 
 def _modified_scores(call: _Call, tile: Tile, params, features, scores):
@@ -238,50 +272,28 @@ def _modified_scores(call: _Call, tile: Tile, params, features, scores):
   return call.function(params, scores, tile)
 
 
-def _grouped_dot(equation: str, x: jax.Array, y: jax.Array, dtype) -> jax.Array:
-  """Returns the product of x [N, t, .] and y [K, ., .], [N, t, .].
-
-  Query heads n K / N = k read key/value head k.
-  """
-  grouped = x.reshape(len(y), -1, x.shape[-1])
-  out = _dot(equation, grouped, y, dtype)
-  return out.reshape(*x.shape[:2], -1)
-
-
-def _summed_dot(equation: str, x: jax.Array, y: jax.Array, like, dtype):
-  """Returns the product over the queries of x and y [N, t, .], [K, ., .]."""
-  grouped = (z.reshape(len(like), -1, z.shape[-1]) for z in (x, y))
-  return _dot(equation, *grouped, dtype)
-
-
-def _dot(equation: str, x: jax.Array, y: jax.Array, dtype) -> jax.Array:
-  return jnp.einsum(
-      equation, x, y, precision="highest", preferred_element_type=dtype
-  )
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(call, params, query, key, value, q, kv, key_range):
-  """Returns output [N, T, Hv] and log-sum-exp [N, T] of one batch element.
+  """Returns output [T, N, Hv] and log-sum-exp [T, N] of one batch element.
 
   Args:
     call: static.
     params: of the score modifier.
-    query: [N, T, H], T a multiple of call.q_block.
-    key, value: [K, S + 2 halo, H], S a multiple of call.kv_block.
+    query: [T, N, H], T a multiple of call.q_block.
+    key, value: [S + 2 halo, K, H], S a multiple of call.kv_block.
     q, kv: what is known of queries and keys.
     key_range: first and one past the last key block of each query block.
   """
   first, end = key_range
+  num_queries, num_heads, _ = query.shape
   dtype = jnp.promote_types(query.dtype, jnp.float32)
 
   def query_block(i):
-    start = i * call.q_block
-    q_NxtxH = _block(query, start, call.q_block, 1)
-    q_tokens = q.block(start, call.q_block)
+    q_txNxH, q_tokens = _block((query, q), i * call.q_block, call.q_block)
+    q_NxtxH = _turned(q_txNxH)
 
     def key_block(j, carry):
-      peak_Nxt, total_Nxt, sum_NxtxH = carry
+      peak_Nxt, total_Nxt, sum_Nxtxh = carry
       inputs = _tile_inputs(call, q_NxtxH, q_tokens, key, value, kv, j)
       scores_Nxtxs = _modified_scores(
           call,
@@ -295,15 +307,12 @@ def _attention(call, params, query, key, value, q, kv, key_range):
       weights_Nxtxs = jnp.exp(scores_Nxtxs - new_peak_Nxt[..., None])
       shrink_Nxt = jnp.exp(peak_Nxt - new_peak_Nxt)
       total_Nxt = shrink_Nxt * total_Nxt + weights_Nxtxs.sum(-1)
-      sum_NxtxH = shrink_Nxt[..., None] * sum_NxtxH + _grouped_dot(
-          "kts,ksh->kth",
-          weights_Nxtxs.astype(value.dtype),
-          inputs.v_KxsxH,
-          dtype,
+      sum_Nxtxh = shrink_Nxt[..., None] * sum_Nxtxh + _rows_dot(
+          weights_Nxtxs.astype(value.dtype), inputs.v_Kxsxh, dtype
       )
-      return new_peak_Nxt, total_Nxt, sum_NxtxH
+      return new_peak_Nxt, total_Nxt, sum_Nxtxh
 
-    rows = (query.shape[0], call.q_block)
+    rows = (num_heads, call.q_block)
     carry = (
         # Above MASKED, so that what is masked weighs exp(-inf) = 0 in a row
         # without a visible key too.
@@ -311,23 +320,22 @@ def _attention(call, params, query, key, value, q, kv, key_range):
         jnp.zeros(rows, dtype),
         jnp.zeros((*rows, value.shape[-1]), dtype),
     )
-    peak_Nxt, total_Nxt, sum_NxtxH = lax.fori_loop(
+    peak_Nxt, total_Nxt, sum_Nxtxh = lax.fori_loop(
         first[i], end[i], key_block, carry
     )
     seeing_Nxt = total_Nxt > 0
     total_Nxt = jnp.where(seeing_Nxt, total_Nxt, 1)
-    out_NxtxH = (sum_NxtxH / total_Nxt[..., None]).astype(query.dtype)
+    out_Nxtxh = (sum_Nxtxh / total_Nxt[..., None]).astype(query.dtype)
     lse_Nxt = jnp.where(seeing_Nxt, peak_Nxt + jnp.log(total_Nxt), MASKED)
-    return out_NxtxH, lse_Nxt
+    return _turned(out_Nxtxh), lse_Nxt.T
 
-  blocks = jnp.arange(query.shape[1] // call.q_block)
-  return jax.tree.map(_unblocked, lax.map(query_block, blocks))
+  blocks = lax.map(query_block, jnp.arange(num_queries // call.q_block))
+  return _unblocked(blocks)
 
 
-def _unblocked(x: jax.Array) -> jax.Array:
-  """Returns [N, T, ...] of [blocks, N, block, ...]."""
-  x = jnp.moveaxis(x, 0, 1)
-  return x.reshape(x.shape[0], -1, *x.shape[3:])
+def _unblocked(tree: Any) -> Any:
+  """Returns [T, ...] of [blocks, block, ...]."""
+  return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
 def _attention_forward(call, params, query, key, value, q, kv, key_range):
@@ -340,17 +348,20 @@ def _attention_backward(call, kept, cotangents):
   params, query, key, value, q, kv, (first, end), out, lse = kept
   d_out, d_lse = cotangents
   dtype = lse.dtype
-  # Row sums of the weights times their cotangents. What reaches the log-sum-exp
-  # itself enters every score times its weight.
-  delta = jnp.sum(out.astype(dtype) * d_out.astype(dtype), axis=-1) - d_lse
   zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), tree)
 
   def query_block(sums, i):
-    start = i * call.q_block
-    q_NxtxH, d_out_NxtxH, lse_Nxt, delta_Nxt = (
-        _block(x, start, call.q_block, 1) for x in (query, d_out, lse, delta)
+    q_txNxH, q_tokens, out_txNxh, lse_txN, d_out_txNxh, d_lse_txN = _block(
+        (query, q, out, lse, d_out, d_lse), i * call.q_block, call.q_block
     )
-    q_tokens = q.block(start, call.q_block)
+    # Row sums of the weights times their cotangents. What reaches the
+    # log-sum-exp itself enters every score times its weight.
+    delta_txN = jnp.sum(
+        out_txNxh.astype(dtype) * d_out_txNxh.astype(dtype), axis=-1
+    )
+    delta_Nxtx1 = (delta_txN - d_lse_txN).T[..., None]
+    lse_Nxtx1 = lse_txN.T[..., None]
+    q_NxtxH, d_out_Nxtxh = _turned(q_txNxH), _turned(d_out_txNxh)
 
     def key_block(j, carry):
       (d_params, d_key, d_value, d_kv_features), d_q, d_q_features = carry
@@ -362,53 +373,45 @@ def _attention_backward(call, kept, cotangents):
           _raw_scores(call, inputs, dtype),
       )
       weights_Nxtxs = jnp.where(
-          inputs.visible_txs[None],
-          jnp.exp(scores_Nxtxs - lse_Nxt[..., None]),
-          0,
+          inputs.visible_txs[None], jnp.exp(scores_Nxtxs - lse_Nxtx1), 0
       )
-      d_weights_Nxtxs = _grouped_dot(
-          "kth,ksh->kts", d_out_NxtxH, inputs.v_KxsxH, dtype
-      )
-      d_scores_Nxtxs = weights_Nxtxs * (d_weights_Nxtxs - delta_Nxt[..., None])
+      v_Kxhxs = jnp.swapaxes(inputs.v_Kxsxh, 1, 2)
+      d_weights_Nxtxs = _rows_dot(d_out_Nxtxh, v_Kxhxs, dtype)
+      d_scores_Nxtxs = weights_Nxtxs * (d_weights_Nxtxs - delta_Nxtx1)
       d_params_tile, d_features, d_raw_Nxtxs = pull(d_scores_Nxtxs)
       d_raw_Nxtxs = (call.scale * d_raw_Nxtxs).astype(key.dtype)
-      d_q += _grouped_dot("kts,ksh->kth", d_raw_Nxtxs, inputs.k_KxsxH, dtype)
-      d_k = _summed_dot("kts,kth->ksh", d_raw_Nxtxs, inputs.q_NxtxH, key, dtype)
+      d_q += _rows_dot(d_raw_Nxtxs, inputs.k_KxsxH, dtype)
+      d_k = _summed_dot(d_raw_Nxtxs, inputs.q_NxtxH, key.shape[1], dtype)
       d_v = _summed_dot(
-          "kts,kth->ksh",
-          weights_Nxtxs.astype(value.dtype),
-          d_out_NxtxH,
-          value,
-          dtype,
+          weights_Nxtxs.astype(value.dtype), d_out_Nxtxh, key.shape[1], dtype
       )
       start = j * call.kv_block
-      add_block = lambda x, y: _add_block(x, y, start)
       sums = (
           jax.tree.map(jnp.add, d_params, d_params_tile),
-          _add_block(d_key, d_k, start, 1),
-          _add_block(d_value, d_v, start + call.halo, 1),
-          jax.tree.map(add_block, d_kv_features, d_features[1]),
+          _add_block(d_key, d_k, start),
+          _add_block(d_value, d_v, start + call.halo),
+          _add_block(d_kv_features, d_features[1], start),
       )
       d_q_features = jax.tree.map(jnp.add, d_q_features, d_features[0])
       return sums, d_q, d_q_features
 
     carry = (sums, zeros(q_NxtxH), zeros(q_tokens.features))
     sums, d_q, d_q_features = lax.fori_loop(first[i], end[i], key_block, carry)
-    return sums, (d_q, d_q_features)
+    return sums, (_turned(d_q).astype(query.dtype), d_q_features)
 
-  blocks = jnp.arange(query.shape[1] // call.q_block)
-  sums = zeros((params, key, value, kv.features))
-  sums, (d_query, d_q_features) = lax.scan(query_block, sums, blocks)
-  d_params, d_key, d_value, d_kv_features = sums
-  d_q_features = jax.tree.map(
-      lambda x: x.reshape(-1, *x.shape[2:]), d_q_features
+  sums, blocks = lax.scan(
+      query_block,
+      zeros((params, key, value, kv.features)),
+      jnp.arange(query.shape[0] // call.q_block),
   )
+  d_params, d_key, d_value, d_kv_features = sums
+  d_query, d_q_features = _unblocked(blocks)
   cast = lambda d, x: jax.tree.map(lambda a, b: a.astype(b.dtype), d, x)
   return (
       cast(d_params, params),
-      _unblocked(d_query).astype(query.dtype),
-      d_key.astype(key.dtype),
-      d_value.astype(value.dtype),
+      d_query,
+      cast(d_key, key),
+      cast(d_value, value),
       _Tokens(None, None, cast(d_q_features, q.features)),
       _Tokens(None, None, cast(d_kv_features, kv.features)),
       None,

@@ -116,8 +116,8 @@ def block_range(occupied: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 # Queries and keys of a tile by measurement on a CPU (`bench`): with 12 heads the
-# hidden layer of 32 channels takes 2 MiB and stays in cache.
-CPU_BLOCKS = (64, 256)
+# hidden layer of 32 channels takes 1 MiB and stays in cache.
+CPU_BLOCKS = (64, 128)
 ACCELERATOR_BLOCKS = (256, 512)
 
 

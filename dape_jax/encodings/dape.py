@@ -84,23 +84,22 @@ class DapeV2Tile(_TileAroundBase):
     visible = tile.visible_mask()
 
     bias = self.bias(params, tile, dtype)
-    inputs = [jnp.where(visible[None], scores, 0)]
-    total = scores
+    inputs = total = scores
     if bias is not None:
-      inputs.append(jnp.where(visible[None], bias, 0))
+      inputs = jnp.concatenate([scores, bias])
       total = scores + bias
+    inputs = jnp.where(visible[None], inputs, 0)
 
-    # Channels of S and of B go through their own halves of the kernel, so that
-    # a batch that shares its positions computes the half of B once.
-    kernel = params["hidden_kernel"].astype(dtype)
-    halves = jnp.split(kernel, len(inputs), axis=1)
-    hidden = per_head(params["hidden_bias"].astype(dtype))
-    for x, half in zip(inputs, halves):
-      hidden = hidden + _convolve(x, half)
+    hidden_kernel, hidden_bias, output_kernel = (
+        params[name].astype(dtype)
+        for name in ("hidden_kernel", "hidden_bias", "output_kernel")
+    )
+    hidden = _convolve(inputs, hidden_kernel, tile.operand_dtype)
+    hidden = hidden + per_head(hidden_bias)
     hidden = jax.nn.leaky_relu(hidden, NEGATIVE_SLOPE)
     hidden = jnp.where(self._hidden_exists(tile, visible)[None], hidden, 0)
 
-    out = _convolve(hidden, params["output_kernel"].astype(dtype))
+    out = _convolve(hidden, output_kernel, tile.operand_dtype)
     return total[..., self.halo : scores.shape[-1] - self.halo] + out
 
   def _hidden_exists(self, tile: Tile, visible: jax.Array) -> jax.Array:
@@ -120,14 +119,16 @@ class DapeV2Tile(_TileAroundBase):
     return exists
 
 
-def _convolve(x_Cxtxs: jax.Array, kernel_kxCxE: jax.Array) -> jax.Array:
+def _convolve(
+    x_Cxtxs: jax.Array, kernel_kxCxE: jax.Array, operand_dtype
+) -> jax.Array:
   """Returns the valid cross-correlation along keys, [E, t, s - k + 1]."""
-  size = kernel_kxCxE.shape[0]
+  size, _, out_channels = kernel_kxCxE.shape
   width = x_Cxtxs.shape[-1] - size + 1
-  return sum(
-      pairwise_linear(x_Cxtxs[..., k : k + width], kernel_kxCxE[k])
-      for k in range(size)
-  )
+  # One matrix product over k C channels.
+  shifted = [x_Cxtxs[..., k : k + width] for k in range(size)]
+  kernel = kernel_kxCxE.reshape(-1, out_channels)
+  return pairwise_linear(jnp.concatenate(shifted), kernel, operand_dtype)
 
 
 class _AroundBase(PositionalEncoding):
