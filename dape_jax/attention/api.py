@@ -1,16 +1,19 @@
 """attention(...): one signature, several implementations."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 
 from dape_jax.array_typing import Key, Positions, Query, SegmentIds, Value
+from dape_jax.attention import tiling
 from dape_jax.attention.chunked import chunked_attention
 from dape_jax.attention.reference import reference_attention
 from dape_jax.encodings.base import ScoreMod
 
-IMPLEMENTATIONS = ("reference", "chunked")
+IMPLEMENTATIONS = ("reference", "chunked", "pallas_tpu")
 
 
 def attention(
@@ -54,8 +57,11 @@ def attention(
     window: in positions; a causal window of w keeps exactly the last w keys.
     sink: one more logit per head in the denominator, [N].
     scale: of the scores, by default 1 / sqrt(H).
-    implementation: None is the best that supports the call; a name is that one.
-      Implemented: "reference" (the whole score matrix in memory).
+    implementation: None is the best that supports the call, "pallas_tpu" on a
+      TPU and otherwise "chunked"; a name is that one.
+      "chunked": tiles in XLA, memory linear in length, on any platform.
+      "pallas_tpu": the same in TPU kernels, all heads of a tile in VMEM.
+      "reference": the whole score matrix in memory, to compare with.
 
   Raises:
     NotImplementedError: the implementation does not support this call.
@@ -87,23 +93,58 @@ def attention(
       "window": window,
       "scale": query.shape[-1] ** -0.5 if scale is None else scale,
   }
-  if implementation is None:
-    implementation = "chunked"
   if implementation == "reference":
     return reference_attention(
         query, key, value, score_mod, sink=sink, **arguments
     )
-  if implementation not in IMPLEMENTATIONS:
-    raise NotImplementedError(
-        f"implementation={implementation!r} does not exist; there is"
-        f" {', '.join(map(repr, IMPLEMENTATIONS))}, or None for the best."
-    )
-  out, lse = chunked_attention(query, key, value, score_mod, **arguments)
+  chosen = _choose(implementation, query, key, value, score_mod, arguments)
+  out, lse = chosen(query, key, value, score_mod, **arguments)
   if sink is None:
     return out
   # The sink takes exp(sink) / (exp(sink) + exp(lse)) of each query's weight.
   kept = jax.nn.sigmoid(lse - sink.astype(lse.dtype)[None, None, :])
   return (out * kept[..., None]).astype(out.dtype)
+
+
+def _choose(implementation, query, key, value, score_mod, arguments):
+  """Returns the function of a name, or of the best that supports the call."""
+  if implementation == "chunked":
+    return chunked_attention
+  if implementation not in (None, "pallas_tpu"):
+    raise NotImplementedError(
+        f"implementation={implementation!r} does not exist; there is"
+        f" {', '.join(map(repr, IMPLEMENTATIONS))}, or None for the best."
+    )
+  platform = tiling.target_platform()
+  if platform != "tpu":
+    if implementation is None:
+      return chunked_attention
+    raise NotImplementedError(
+        f"implementation='pallas_tpu' is compiled for TPUs, not for {platform};"
+        " choose 'chunked', or None for the best."
+    )
+  # Imported where it is used: it takes a while and most machines have no TPU.
+  from dape_jax.attention import pallas_tpu
+
+  reason = pallas_tpu.unsupported(
+      query,
+      key,
+      value,
+      score_mod,
+      arguments["q_features"],
+      arguments["kv_features"],
+  )
+  if reason is None:
+    return pallas_tpu.pallas_attention
+  if implementation is not None:
+    raise NotImplementedError(f"implementation='pallas_tpu': {reason}.")
+  _log_once(f"attention: 'chunked' instead of 'pallas_tpu', since {reason}.")
+  return chunked_attention
+
+
+@functools.cache
+def _log_once(message: str) -> None:
+  logging.info(message)
 
 
 def _check(query, key, value, q_positions, kv_positions) -> None:

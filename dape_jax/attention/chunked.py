@@ -65,10 +65,6 @@ def _add_block(tree: Any, update: Any, start) -> Any:
   return jax.tree.map(add, tree, update)
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=("causal", "window", "scale", "q_block", "kv_block"),
-)
 def chunked_attention(
     query: jax.Array,
     key: jax.Array,
@@ -97,39 +93,59 @@ def chunked_attention(
     [B, T, N, Hv] in query's dtype, and [B, T, N] in float32 (or wider), MASKED
     for a query that sees no key.
   """
-  batch, num_queries = query.shape[:2]
   num_keys = key.shape[1]
+  q_limit, kv_limit = tiling.default_blocks()
   function = None if score_mod is None else score_mod.function
-  params = {} if score_mod is None else score_mod.params
-  defaults = tiling.default_blocks()
-  q_block = tiling.even_block(num_queries, q_block or defaults[0])
-  kv_block = tiling.even_block(num_keys, kv_block or defaults[1])
   if function is not None and function.scope == "row":
-    kv_block = num_keys
-  call = _Call(function, causal, window, scale, q_block, kv_block)
-
-  q_pad = (0, -num_queries % q_block)
-  kv_pad = (call.halo, call.halo + -num_keys % kv_block)
+    kv_limit = num_keys
+  call = _Call(
+      function,
+      causal,
+      window,
+      scale,
+      tiling.even_block(query.shape[1], q_block or q_limit),
+      tiling.even_block(num_keys, kv_block or kv_limit),
+  )
   arguments = {
-      "query": _pad(query, q_pad, 1),
-      "key": _pad(key, kv_pad, 1),
-      "value": _pad(value, kv_pad, 1),
-      "q_positions": _pad(q_positions, q_pad, q_positions.ndim - 1, -1),
-      "kv_positions": _pad(kv_positions, kv_pad, kv_positions.ndim - 1, -1),
-      "q_segment_ids": _pad(q_segment_ids, q_pad, 1),
-      "kv_segment_ids": _pad(kv_segment_ids, kv_pad, 1),
-      "q_features": _pad(q_features, q_pad, 1),
-      "kv_features": _pad(kv_features, kv_pad, 1),
+      "query": query,
+      "key": key,
+      "value": value,
+      "q_positions": q_positions,
+      "kv_positions": kv_positions,
+      "q_segment_ids": q_segment_ids,
+      "kv_segment_ids": kv_segment_ids,
+      "q_features": q_features,
+      "kv_features": kv_features,
   }
+  params = {} if score_mod is None else score_mod.params
+  return _chunked_attention(call, params, arguments)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _chunked_attention(call: _Call, params, arguments):
+  """Returns output and log-sum-exp; see `chunked_attention`."""
+  batch, num_queries = arguments["query"].shape[:2]
+  num_keys = arguments["key"].shape[1]
+  q_pad = (0, -num_queries % call.q_block)
+  kv_pad = (call.halo, call.halo + -num_keys % call.kv_block)
+  padded = {}
+  for name, tree in arguments.items():
+    is_positions = name.endswith("_positions")
+    padded[name] = _pad(
+        tree,
+        q_pad if name[0] == "q" else kv_pad,
+        axis=tree.ndim - 1 if is_positions else 1,
+        value=-1 if is_positions else 0,
+    )
   out, lse = map_batch(
       functools.partial(_attention_of_group, call, params),
-      arguments,
-      together=tiling.elements_together(batch, q_block, kv_block),
+      padded,
+      together=tiling.elements_together(batch, call.q_block, call.kv_block),
   )
   return out[:, :num_queries], lse[:, :num_queries]
 
 
-def _pad(tree, widths: tuple[int, int], axis: int, value=0):
+def _pad(tree, widths: tuple[int, int], axis: int, value: int):
   def pad(x):
     all_widths = [(0, 0)] * x.ndim
     all_widths[axis] = widths

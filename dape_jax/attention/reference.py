@@ -124,11 +124,15 @@ def _attention_of_element(
     )
 
   scores_NxTxS = jnp.where(visible_TxS[None], scores_NxTxS, MASKED)
-  peak = jax.lax.stop_gradient(scores_NxTxS.max(axis=-1, keepdims=True))
+  peak = scores_NxTxS.max(axis=-1, keepdims=True)
+  if sink is not None:
+    sink = sink.astype(dtype)[:, None, None]
+    peak = jnp.maximum(peak, sink)
+  peak = jax.lax.stop_gradient(peak)
   weights = jnp.where(visible_TxS[None], jnp.exp(scores_NxTxS - peak), 0)
   total = weights.sum(axis=-1, keepdims=True)
   if sink is not None:
-    total = total + jnp.exp(sink.astype(dtype)[:, None, None] - peak)
+    total = total + jnp.exp(sink - peak)
   weights = weights / jnp.where(total > 0, total, 1)
   out_TxKxGxH = jnp.einsum(
       "kgts,skh->tkgh",

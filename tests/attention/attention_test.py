@@ -9,6 +9,13 @@ import numpy as np
 import pytest
 
 import dape_jax
+from dape_jax.attention import tiling
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+  """Ten tokens are several tiles."""
+  monkeypatch.setattr(tiling, "CPU_BLOCKS", (3, 4))
 
 
 def numpy_attention(query, key, value, visible):
@@ -367,7 +374,8 @@ def test_an_encoding_of_another_number_of_heads_is_refused():
     "change, error, message",
     [
         ({"implementation": "pallas_tpu"}, NotImplementedError, "pallas_tpu"),
-        ({"sink": jnp.zeros(2)}, NotImplementedError, "sink"),
+        ({"implementation": "palas"}, NotImplementedError, "'chunked', 'pall"),
+        ({"sink": jnp.zeros(3)}, ValueError, "sink has shape"),
         ({"window": 0}, ValueError, "window=0"),
         ({"q_segment_ids": jnp.ones((1, 4), int)}, ValueError, "both"),
         ({"q_positions": jnp.arange(4.0)}, ValueError, "exact integers"),
