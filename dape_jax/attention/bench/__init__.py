@@ -1,0 +1,1 @@
+"""Measures attention: `python -m dape_jax.attention.bench --help`."""

@@ -1,0 +1,136 @@
+"""The programs that the benchmark measures, and the baseline they stand beside.
+
+The baseline is attention as the released PyTorch code of DAPE and DAPE V2 has
+it: the whole score matrix, a concatenation with the bias, the network over
+heads, a softmax, and automatic differentiation, which keeps all of them.
+`pytorch` has the same in PyTorch.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dape_jax.attention.api import attention
+from dape_jax.encodings.base import PositionalEncoding, ScoreMod, Tile
+from dape_jax.encodings.dape import NEGATIVE_SLOPE, DapeTile, DapeV2Tile
+
+MATERIALISED = "materialised"
+
+
+def init_params(encoding: PositionalEncoding, seed: int = 0) -> dict[str, Any]:
+  """Returns the parameters of an encoding, {} if it has none."""
+  variables = encoding.init(jax.random.key(seed), method="score_mod")
+  return dict(variables.get("params", {}))
+
+
+def program(
+    encoding: PositionalEncoding,
+    attend: Callable[..., jax.Array],
+    *,
+    backward: bool,
+) -> Callable[..., Any]:
+  """Returns what is measured, a function of arrays to jit.
+
+  Args:
+    encoding: with its rotation of queries and keys, if it has one.
+    attend: (query, key, value, score_mod, positions) to [B, T, N, H].
+    backward: whether it is (params, query, key, value, positions, cotangent) to
+      the output and the gradients of the first four, or the first five to the
+      output.
+  """
+
+  def forward(params, query, key, value, positions):
+    variables = {"params": params}
+    query, key = encoding.apply(
+        variables, query, key, positions, positions, method="rotate"
+    )
+    score_mod = encoding.apply(variables, method="score_mod")
+    return attend(query, key, value, score_mod, positions)
+
+  def forward_and_backward(params, query, key, value, positions, cotangent):
+    out, pull = jax.vjp(
+        lambda *x: forward(*x, positions), params, query, key, value
+    )
+    return out, pull(cotangent)
+
+  return forward_and_backward if backward else forward
+
+
+def implementation(name: str) -> Callable[..., jax.Array]:
+  """Returns `attend` of a name: "materialised", or one of `attention`'s."""
+  if name == MATERIALISED:
+    return materialised_attention
+
+  def attend(query, key, value, score_mod, positions):
+    return attention(
+        query,
+        key,
+        value,
+        score_mod,
+        q_positions=positions,
+        kv_positions=positions,
+        implementation=name,
+    )
+
+  return attend
+
+
+def materialised_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    score_mod: ScoreMod | None,
+    positions: jax.Array,
+) -> jax.Array:
+  """Returns causal attention [B, T, N, H] through the whole score matrix.
+
+  Args:
+    query, key, value: [B, T, N, H].
+    score_mod: static bias, DAPE, DAPE V2 (with its edge="zero") or None.
+    positions: [T] int32.
+  """
+  dtype = jnp.promote_types(query.dtype, jnp.float32)
+  scores_BxNxTxS = query.shape[-1] ** -0.5 * jnp.einsum(
+      "btnh,bsnh->bnts", query, key, preferred_element_type=dtype
+  )
+  tile = Tile(positions[:, None], positions[None, :])
+  visible_1x1xTxS = tile.visible_mask()[None, None]
+  if score_mod is not None:
+    function, params = score_mod.function, score_mod.params
+    bias = function.bias(params, tile, dtype)
+    bias = None if bias is None else bias[None]
+    total = scores_BxNxTxS if bias is None else scores_BxNxTxS + bias
+    if isinstance(function, DapeTile | DapeV2Tile):
+      inputs = scores_BxNxTxS
+      if bias is not None:
+        shape = scores_BxNxTxS.shape
+        inputs = jnp.concatenate([inputs, jnp.broadcast_to(bias, shape)], 1)
+      if isinstance(function, DapeV2Tile):
+        inputs = jnp.where(visible_1x1xTxS, inputs, 0)
+      total = total + _score_network(function, params, inputs)
+    scores_BxNxTxS = total
+  lowest = jnp.finfo(dtype).min
+  scores_BxNxTxS = jnp.where(visible_1x1xTxS, scores_BxNxTxS, lowest)
+  weights = jax.nn.softmax(scores_BxNxTxS, -1)
+  return jnp.einsum("bnts,bsnh->btnh", weights.astype(value.dtype), value)
+
+
+def _score_network(function, params, inputs_BxCxTxS: jax.Array) -> jax.Array:
+  hidden_kernel, output_kernel = (
+      params[f"{name}_kernel"] for name in ("hidden", "output")
+  )
+  if isinstance(function, DapeTile):
+    linear = lambda x, kernel: jnp.einsum("bcts,ce->bets", x, kernel)
+  else:
+    pad = function.kernel_size // 2
+
+    def linear(x, kernel_kxCxE):
+      kernel_ExCx1xk = kernel_kxCxE.transpose(2, 1, 0)[:, :, None]
+      padding = ((0, 0), (pad, pad))
+      return jax.lax.conv_general_dilated(x, kernel_ExCx1xk, (1, 1), padding)
+
+  hidden = linear(inputs_BxCxTxS, hidden_kernel)
+  hidden = hidden + params["hidden_bias"][None, :, None, None]
+  return linear(jax.nn.leaky_relu(hidden, NEGATIVE_SLOPE), output_kernel)
