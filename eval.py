@@ -35,7 +35,7 @@ _REGIONS = flags.DEFINE_integer(
     "regions", 32, "At most so many regions of the longest length.", 1
 )
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 4, "Texts read at a time.", 1)
-_CHUNK = flags.DEFINE_integer("chunk", 128, "Tokens read at a time.", 1)
+_CHUNK = flags.DEFINE_integer("chunk", 512, "Tokens read at a time.", 1)
 _SPLIT = flags.DEFINE_enum(
     "split", "test", ["train", "validation", "test"], "Split of the corpus."
 )

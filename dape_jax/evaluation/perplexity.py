@@ -2,7 +2,7 @@
 
 Segments are read in chunks through the key/value cache, so that memory grows
 with the length and not with its square; the cache's capacity doubles as it
-fills, so that early chunks attend to few slots.
+fills, so that early chunks carry few slots from layer to layer.
 """
 
 import functools
