@@ -12,6 +12,7 @@ from dape_jax.attention import tiling
 from dape_jax.attention.chunked import chunked_attention
 from dape_jax.attention.reference import reference_attention
 from dape_jax.encodings.base import ScoreMod
+from dape_jax.encodings.dape import DapeV2Tile
 
 IMPLEMENTATIONS = ("reference", "chunked", "pallas_tpu")
 
@@ -123,19 +124,16 @@ def _choose(implementation, query, key, value, score_mod, arguments):
         f"implementation='pallas_tpu' is compiled for TPUs, not for {platform};"
         " choose 'chunked', or None for the best."
     )
-  # Imported where it is used: it takes a while and most machines have no TPU.
-  from dape_jax.attention import pallas_tpu
+  # Imported where they are used: that takes a while, and few machines are TPUs.
+  if score_mod is not None and isinstance(score_mod.function, DapeV2Tile):
+    from dape_jax.attention import pallas_tpu_v2 as kernels
+  else:
+    from dape_jax.attention import pallas_tpu as kernels
 
-  reason = pallas_tpu.unsupported(
-      query,
-      key,
-      value,
-      score_mod,
-      arguments["q_features"],
-      arguments["kv_features"],
-  )
+  features = (arguments["q_features"], arguments["kv_features"])
+  reason = kernels.unsupported(query, key, value, score_mod, *features)
   if reason is None:
-    return pallas_tpu.pallas_attention
+    return kernels.pallas_attention
   if implementation is not None:
     raise NotImplementedError(f"implementation='pallas_tpu': {reason}.")
   _log_once(f"attention: 'chunked' instead of 'pallas_tpu', since {reason}.")

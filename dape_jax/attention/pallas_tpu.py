@@ -33,9 +33,9 @@ class Settings:
   causal: bool
   window: int | None
   scale: float
-  interpret: bool
-  block_q: int = LANES
-  block_kv: int = LANES
+  interpret: Any
+  block_q: int
+  block_kv: int
 
 
 @flax.struct.dataclass
@@ -96,7 +96,7 @@ def pallas_attention(
     causal: bool,
     window: int | None,
     scale: float,
-    interpret: bool = False,
+    interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns attention of `api.attention`'s arguments and its log-sum-exp.
 
@@ -105,7 +105,8 @@ def pallas_attention(
   products are summed in float32. Memory beyond the result is linear in length.
 
   Args:
-    interpret: run the kernels in JAX's TPU interpret mode, on any machine.
+    interpret: True runs the kernels on any machine, by their meaning;
+      `pltpu.InterpretParams` simulates a TPU and finds races, on one device.
 
   Returns:
     [B, T, N, Hv] in query's dtype and [B, T, N] float32; 0 and -1e30 where a
@@ -117,24 +118,27 @@ def pallas_attention(
   reason = unsupported(query, key, value, score_mod, q_features, kv_features)
   if reason is not None:
     raise NotImplementedError(f"implementation='pallas_tpu': {reason}.")
+  num_queries, num_heads = query.shape[1:3]
   settings = Settings(
       None if score_mod is None else score_mod.function,
       causal,
       window,
       scale,
       interpret,
+      LANES,
+      _block_of_keys(num_heads, key.shape[1]),
   )
-  num_queries = query.shape[1]
 
   def heads_first(x_BxTxNxH, block):
-    padded = _pad(x_BxTxNxH, 1, block, 0)
+    padded = pad_tokens(x_BxTxNxH, 1, block, 0)
     return padded.swapaxes(1, 2)
 
   def rows(x, block, absent):
     # Positions that the batch shares stay one row, unless anything differs.
     if x is None:
       return None
-    return _pad(jnp.atleast_2d(x), 1, block, absent)[:, None].astype(jnp.int32)
+    x = jnp.atleast_2d(x).astype(jnp.int32)
+    return pad_tokens(x, 1, block, absent)[:, None]
 
   block_q, block_kv = settings.block_q, settings.block_kv
   tokens = Tokens(
@@ -143,14 +147,14 @@ def pallas_attention(
       rows(q_segment_ids, block_q, 0),
       rows(kv_segment_ids, block_kv, 0),
   )
-  tokens = _broadcast_first(tokens)
+  tokens = broadcast_first(tokens)
   params = {} if score_mod is None else score_mod.params
   out_BxNxTxH, lse_BxNxT = _attention(
       settings,
       heads_first(query, block_q),
       heads_first(key, block_kv),
       heads_first(value, block_kv),
-      jax.tree.map(_in_lanes, params),
+      jax.tree.map(in_lanes, params),
       tokens,
   )
   return (
@@ -159,21 +163,28 @@ def pallas_attention(
   )
 
 
-def _pad(x: jax.Array, axis: int, block: int, value) -> jax.Array:
+def _block_of_keys(num_heads: int, num_keys: int) -> int:
+  """Returns how many keys a tile has.
+
+  Wide tiles take fewer steps, but much of them is hidden by causality in short
+  sequences, and the scores of many heads do not fit into VMEM.
+  """
+  return 2 * LANES if num_keys >= 1024 and num_heads <= 16 else LANES
+
+
+def pad_tokens(x: jax.Array, axis: int, block: int, value) -> jax.Array:
   widths = [(0, 0)] * x.ndim
   widths[axis] = (0, -x.shape[axis] % block)
   return jnp.pad(x, widths, constant_values=value)
 
 
-def _broadcast_first(tree):
+def broadcast_first(tree):
   """Returns the arrays with equal first axes."""
   size = max(len(x) for x in jax.tree.leaves(tree))
-  return jax.tree.map(
-      lambda x: jnp.broadcast_to(x, (size, *x.shape[1:])), tree
-  )
+  return jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *x.shape[1:])), tree)
 
 
-def _in_lanes(x: jax.Array) -> jax.Array:
+def in_lanes(x: jax.Array) -> jax.Array:
   """Returns a parameter as kernels take it: numbers per head in every lane."""
   x = x.astype(jnp.float32)
   if x.ndim > 1:
@@ -184,7 +195,7 @@ def _in_lanes(x: jax.Array) -> jax.Array:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(settings, q_BxNxTxH, k_BxKxSxH, v_BxKxSxH, params, tokens):
   """Returns out [B, N, T, Hv] and lse [B, N, T] of whole blocks."""
-  return _over_batch(
+  return over_batch(
       functools.partial(_forward, settings),
       (q_BxNxTxH, k_BxKxSxH, v_BxKxSxH),
       tokens,
@@ -210,7 +221,7 @@ def _attention_backward(settings, residuals, cotangents):
       precision="highest",
       preferred_element_type=jnp.float32,
   )
-  dq, dk, dv, dparams = _over_batch(
+  dq, dk, dv, dparams = over_batch(
       functools.partial(pallas_tpu_vjp.backward, settings),
       (q, k, v, dout, lse, delta - dlse),
       tokens,
@@ -235,7 +246,7 @@ def _mesh_axes() -> dict[str, int]:
   }
 
 
-def _over_batch(function, batched, tokens, params):
+def over_batch(function, batched, tokens, params):
   """Returns function(batched, tokens, params) on each device's part of it.
 
   Results have the batch first. Under `jax.vmap` the mapped axis becomes part of
@@ -359,7 +370,7 @@ def _forward(settings, batched, tokens, params):
       compiler_params=compiler_params(
           settings, ("parallel", "parallel", "arbitrary")
       ),
-      interpret=pltpu.InterpretParams() if settings.interpret else False,
+      interpret=settings.interpret,
       name="dape_forward",
   )(*scalars, q_BxNxTxH, k_BxKxSxH, v_BxKxSxH, tokens, params)
 
@@ -414,9 +425,9 @@ def _forward_kernel(
       strip = scores[:, :, c * LANES : (c + 1) * LANES]
       strip = modified_scores(
           settings,
+          strip_tile(q_columns, tokens, c, visible, q.dtype),
           jax.tree.map(lambda ref: ref[...], params),
           strip,
-          strip_tile(q_columns, tokens, c, visible, q.dtype),
       )
       if is_masked:
         strip = jnp.where(visible[None], strip, MASKED)
@@ -436,7 +447,7 @@ def _forward_kernel(
     ).sum(axis=2, keepdims=True)
     weighted = sum_ref[...] * in_width(decay, value_dim)
     for c, weight in enumerate(weights):
-      weighted += _weighted_values(
+      weighted += weighted_values(
           weight, v[:, c * LANES : (c + 1) * LANES], precision
       )
     sum_ref[...] = weighted
@@ -458,7 +469,7 @@ def _forward_kernel(
       lse_ref[0, n : n + 1, :] = lse[n].T[:1]
 
 
-def _weighted_values(weight_NxqxS, v_KxSxH, precision):
+def weighted_values(weight_NxqxS, v_KxSxH, precision):
   """Returns [N, q, H]."""
   num_heads, num_queries, num_keys = weight_NxqxS.shape
   weight_KxGqxS = weight_NxqxS.reshape(len(v_KxSxH), -1, num_keys)
@@ -516,11 +527,8 @@ def visible_blocks(settings, tokens, *, along_q):
 
   q = bounds(tokens.q_positions, tokens.q_ids, settings.block_q)
   kv = bounds(tokens.kv_positions, tokens.kv_ids, settings.block_kv)
-  occupied = tiling.may_be_visible(
-      jax.tree.map(lambda x: x[:, :, None], q),
-      jax.tree.map(lambda x: x[:, None, :], kv),
-      causal=settings.causal,
-      window=settings.window,
+  occupied = tiling.occupied_tiles(
+      q, kv, causal=settings.causal, window=settings.window
   )
   if along_q:
     occupied = occupied.swapaxes(1, 2)
@@ -648,7 +656,7 @@ def strip_tile(columns, tokens, c, visible, dtype):
   )
 
 
-def modified_scores(settings, params, scores_NxqxS, tile):
+def modified_scores(settings, tile, params, scores_NxqxS):
   """Returns the encoding's scores of a strip, [N, q, 128]."""
   if settings.function is None:
     return scores_NxqxS

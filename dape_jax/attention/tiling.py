@@ -100,7 +100,9 @@ def occupied_tiles(
     kv = jax.tree.map(lambda x: x[None], kv)
   elif q.low.ndim < kv.low.ndim:
     q = jax.tree.map(lambda x: x[None], q)
-  return may_be_visible(q, kv, causal=causal, window=window)
+  occupied = may_be_visible(q, kv, causal=causal, window=window)
+  shape = jnp.broadcast_shapes(q.low.shape, kv.low.shape)
+  return jnp.broadcast_to(occupied, shape)
 
 
 def block_range(occupied: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -14,7 +14,6 @@ from dape_jax.encodings.base import (
     PositionalEncoding,
     ScoreMod,
     Tile,
-    per_head,
 )
 
 
@@ -40,11 +39,14 @@ class AlibiTile(AdditiveBias):
   num_heads: int
 
   in_kernel: ClassVar[bool] = True
+  large_bias: ClassVar[bool] = True
 
   def bias(self, params: Params, tile: Tile, dtype: jnp.dtype):
     del params
-    slopes = jnp.asarray(alibi_slopes(self.num_heads), dtype)
-    return -per_head(slopes) * tile.distances()[None].astype(dtype)
+    distances = tile.distances().astype(dtype)
+    # Numbers of the program's text: a kernel holds no constant arrays.
+    slopes = alibi_slopes(self.num_heads).tolist()
+    return jnp.stack([-slope * distances for slope in slopes])
 
 
 class Alibi(PositionalEncoding):

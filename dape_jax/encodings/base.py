@@ -77,8 +77,35 @@ def per_head(x: PerHead) -> jax.Array:
   return x.reshape(x.shape[0], 1, -1)
 
 
+def per_channel(x: PerHead) -> jax.Array:
+  """Returns one number per channel ready to broadcast over pairs, [C, 1]."""
+  return x.reshape(x.shape[0], -1)[:, :1]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def leaky_relu(x: jax.Array, negative_slope: float) -> jax.Array:
+  """Returns max(x, negative_slope x), for a slope of 1 or less.
+
+  Two operations forward and two backward, half of what autodiff makes of it: in
+  a kernel the hidden layers are the largest arrays. The gradient at 0 is the
+  negative side's, as in PyTorch.
+  """
+  return jnp.maximum(x, negative_slope * x)
+
+
+@leaky_relu.defjvp
+def _leaky_relu_jvp(negative_slope, primals, tangents):
+  (x,), (dx,) = primals, tangents
+  out = leaky_relu(x, negative_slope)
+  return out, jnp.where(x > 0, dx, negative_slope * dx)
+
+
 def pairwise_linear(
-    x_Cxtxs: jax.Array, kernel_CxE: jax.Array, operand_dtype: Any = None
+    x_Cxtxs: jax.Array,
+    kernel_CxE: jax.Array,
+    operand_dtype: Any = None,
+    *,
+    split: bool = False,
 ) -> jax.Array:
   """Returns the linear map of the channels of every pair, [E, t, s].
 
@@ -86,40 +113,58 @@ def pairwise_linear(
   comes out channels first, untransposed.
 
   Args:
-    x_Cxtxs: channels first.
+    x_Cxtxs: channels first; [C, P] pairs give [E, P].
     kernel_CxE: parameter.
     operand_dtype: see `Tile`.
+    split: make up for the rounding of operands to first order: each is the sum
+      of two rounded numbers, and of the four products three are taken. For
+      channels that reach hundreds, where bfloat16 steps by 1 or 2.
   """
   x_CxP = x_Cxtxs.reshape(len(x_Cxtxs), -1)
-  if operand_dtype is None:
+  if len(x_CxP) == 1:
+    out_ExP = kernel_CxE.reshape(-1, 1) * x_CxP
+  elif operand_dtype is None:
     out_ExP = jnp.matmul(kernel_CxE.T, x_CxP, precision="highest")
   else:
-    out_ExP = _rounded_matmul(x_CxP, kernel_CxE, operand_dtype)
+    out_ExP = _rounded_matmul(x_CxP, kernel_CxE, operand_dtype, split)
   return out_ExP.reshape(-1, *x_Cxtxs.shape[1:])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _rounded_matmul(x_CxP, kernel_CxE, dtype):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _rounded_matmul(x_CxP, kernel_CxE, dtype, split):
   """Returns kernel^T x, [E, P] float32, of operands rounded to `dtype`.
 
-  So are the operands of its two gradients, which autodiff would leave as wide as
-  the sums they come from.
+  So are the operands of its two gradients, which autodiff would leave as wide
+  as the sums they come from.
   """
-  return _rounded_matmul_forward(x_CxP, kernel_CxE, dtype)[0]
+  return _rounded_matmul_forward(x_CxP, kernel_CxE, dtype, split)[0]
 
 
-def _rounded_matmul_forward(x_CxP, kernel_CxE, dtype):
-  x_CxP, kernel_CxE = x_CxP.astype(dtype), kernel_CxE.astype(dtype)
-  return _matmul(kernel_CxE.T, x_CxP), (x_CxP, kernel_CxE)
+def _rounded_matmul_forward(x_CxP, kernel_CxE, dtype, split):
+  residuals = x_CxP.astype(dtype), kernel_CxE.astype(dtype)
+  if split:
+    x, x_rest = _rounded_and_rest(x_CxP, dtype)
+    kernel, kernel_rest = _rounded_and_rest(kernel_CxE, dtype)
+    # One product: the matrix unit has room for three times the channels.
+    x_CxP = jnp.concatenate([x, x_rest, x])
+    kernel_CxE = jnp.concatenate([kernel, kernel, kernel_rest])
+  out_ExP = _matmul(kernel_CxE.T.astype(dtype), x_CxP.astype(dtype))
+  return out_ExP, residuals
 
 
-def _rounded_matmul_backward(dtype, residuals, dout_ExP):
+def _rounded_matmul_backward(dtype, split, residuals, dout_ExP):
+  del split
   x_CxP, kernel_CxE = residuals
   dout_ExP = dout_ExP.astype(dtype)
   return _matmul(kernel_CxE, dout_ExP), _matmul(x_CxP, dout_ExP.T)
 
 
 _rounded_matmul.defvjp(_rounded_matmul_forward, _rounded_matmul_backward)
+
+
+def _rounded_and_rest(x, dtype):
+  rounded = x.astype(dtype).astype(x.dtype)
+  return rounded, x - rounded
 
 
 def _matmul(x, y):
@@ -138,6 +183,7 @@ class TileFunction:
     halo: neighbouring keys needed on each side of the tile. Scores and
       kv_positions come with them, the result without.
     scope: "tile", or "row" when whole rows are needed.
+    large_bias: the bias reaches hundreds, where bfloat16 steps by 1 or 2.
     in_kernel: the function may be traced inside a TPU kernel: it broadcasts
       parameters [N] with `per_head` only, takes scalars as arrays that may be
       [1, s], and mixes channels with `pairwise_linear` only.
@@ -145,6 +191,7 @@ class TileFunction:
 
   halo: ClassVar[int] = 0
   scope: ClassVar[str] = "tile"
+  large_bias: ClassVar[bool] = False
   in_kernel: ClassVar[bool] = False
 
   def bias(

@@ -7,6 +7,7 @@ turn rounding noise into full-size steps.
 """
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -19,7 +20,9 @@ from dape_jax.encodings.base import (
     ScoreMod,
     Tile,
     TileFunction,
+    leaky_relu,
     pairwise_linear,
+    per_channel,
     per_head,
     symmetric_uniform,
 )
@@ -56,14 +59,23 @@ class DapeTile(_TileAroundBase):
         params[name].astype(dtype)
         for name in ("hidden_kernel", "hidden_bias", "output_kernel")
     )
+    linear = functools.partial(
+        pairwise_linear,
+        operand_dtype=tile.operand_dtype,
+        split=self.base is not None and self.base.large_bias,
+    )
     bias = self.bias(params, tile, dtype)
-    inputs = total = scores
+    # Channels of flat pairs throughout: in a kernel each change of shape moves
+    # every number.
+    inputs = scores.reshape(len(scores), -1)
     if bias is not None:
-      inputs = jnp.concatenate([scores, bias])
-      total = scores + bias
-    hidden = pairwise_linear(inputs, hidden_kernel, tile.operand_dtype)
-    hidden = jax.nn.leaky_relu(hidden + per_head(hidden_bias), NEGATIVE_SLOPE)
-    return total + pairwise_linear(hidden, output_kernel, tile.operand_dtype)
+      bias = bias.reshape(len(bias), -1)
+      inputs = jnp.concatenate([inputs, bias])
+    hidden = linear(inputs, hidden_kernel) + per_channel(hidden_bias)
+    added = linear(leaky_relu(hidden, NEGATIVE_SLOPE), output_kernel)
+    if bias is not None:
+      added = added + bias
+    return scores + added.reshape(scores.shape)
 
 
 @dataclasses.dataclass(frozen=True)

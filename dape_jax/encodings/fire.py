@@ -17,8 +17,9 @@ from dape_jax.encodings.base import (
     PositionalEncoding,
     ScoreMod,
     Tile,
+    leaky_relu,
     pairwise_linear,
-    per_head,
+    per_channel,
     symmetric_uniform,
 )
 from dape_jax.errors import ConfigError
@@ -55,14 +56,15 @@ def fire_bias(
   )
   normalizer = jnp.log(jnp.abs(c * length) + 1) + EPSILON
   x = jnp.log(jnp.abs(c * distances) + 1) / normalizer
-  x = x[None]
+  shape = x.shape
+  x = x.reshape(1, -1)
   num_layers = sum(name.startswith("kernel_") for name in params)
   for k in range(num_layers):
     kernel, bias = params[f"kernel_{k}"], params[f"bias_{k}"]
-    x = pairwise_linear(x, kernel, tile.operand_dtype) + per_head(bias)
+    x = pairwise_linear(x, kernel, tile.operand_dtype) + per_channel(bias)
     if k < num_layers - 1:
-      x = jax.nn.leaky_relu(x, negative_slope)
-  return x
+      x = leaky_relu(x, negative_slope)
+  return x.reshape(-1, *shape)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tpu_compiler
 from jax.experimental import pallas as pl
 
 from dape_jax import encodings
@@ -22,7 +23,6 @@ from dape_jax.attention.bench import (
 )
 
 ROOT = pathlib.Path(__file__).parents[2]
-LIBTPU = pathlib.Path(sys.prefix) / "libtpu"  # `make test` installs it there
 NAMES = ["alibi", "dape_kerple_log", "dape_rope", "dape_v2_fire", "nope"]
 
 
@@ -264,10 +264,7 @@ def test_missing_dependencies(module, monkeypatch):
       list(tpu.measure(["v5e"], ["chunked"], {}))
 
 
-@pytest.mark.skipif(
-    not LIBTPU.exists(),
-    reason=f"no TPU compiler (libtpu, Linux on x86-64 only) in {LIBTPU}",
-)
+@tpu_compiler.needed
 def test_tpu_compiler_tells_cycles(tmp_path):
   done = command(
       "--tpu=v5e",
@@ -277,7 +274,7 @@ def test_tpu_compiler_tells_cycles(tmp_path):
       "--heads=2",
       "--pass=forward",
       f"--output={tmp_path}/out",
-      environment={"PYTHONPATH": str(LIBTPU)},
+      environment=tpu_compiler.ENVIRONMENT,
   )
   assert done.returncode == 0, done.stderr
   splash, chunked = json.loads((tmp_path / "out.json").read_text())["rows"]

@@ -1,13 +1,7 @@
 """The training step compiles for TPU, by the real compiler, without a TPU."""
 
-import os
-import pathlib
-import subprocess
-import sys
+import tpu_compiler
 
-import pytest
-
-LIBTPU = pathlib.Path(sys.prefix) / "libtpu"  # `make test` installs it there
 PROGRAM = """
 import functools
 import jax, jax.numpy as jnp, numpy as np
@@ -43,23 +37,6 @@ print("bytes", compiled.memory_analysis().temp_size_in_bytes)
 """
 
 
-@pytest.mark.skipif(
-    not LIBTPU.exists(),
-    reason=f"no TPU compiler (libtpu, Linux on x86-64 only) in {LIBTPU}",
-)
+@tpu_compiler.needed
 def test_train_step_compiles_for_v5e():
-  done = subprocess.run(
-      [sys.executable, "-c", PROGRAM],
-      env=os.environ
-      | {
-          "PYTHONPATH": str(LIBTPU),
-          "TPU_SKIP_MDS_QUERY": "1",
-          "JAX_PLATFORMS": "cpu",
-          "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-          "XLA_FLAGS": "",
-      },
-      capture_output=True,
-      text=True,
-  )
-  assert done.returncode == 0, done.stderr
-  assert int(done.stdout.split()[-1]) < 2**30
+  assert int(tpu_compiler.output_of(PROGRAM).split()[-1]) < 2**30

@@ -1,0 +1,33 @@
+"""The TPU compiler in tests: programs that compile for chips that are not there."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+FOLDER = pathlib.Path(sys.prefix) / "libtpu"  # `make test` installs it there
+ENVIRONMENT = {
+    "PYTHONPATH": str(FOLDER),
+    "TPU_SKIP_MDS_QUERY": "1",
+    "JAX_PLATFORMS": "cpu",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "XLA_FLAGS": "",
+}
+needed = pytest.mark.skipif(
+    not FOLDER.exists(),
+    reason=f"no TPU compiler (libtpu, Linux on x86-64 only) in {FOLDER}",
+)
+
+
+def output_of(program: str) -> str:
+  """Returns what a Python program prints in a process with the compiler."""
+  done = subprocess.run(
+      [sys.executable, "-c", program],
+      env=os.environ | ENVIRONMENT,
+      capture_output=True,
+      text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  return done.stdout
