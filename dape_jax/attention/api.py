@@ -38,7 +38,9 @@ def attention(
   """Returns softmax(score_mod(scale * q k^T)) v, [B, T, N, Hv].
 
   Scores, bias, score network and softmax are float32 (float64 for float64
-  input) whatever the input's dtype. A query that sees no key gets zeros. Queries
+  input) whatever the input's dtype; but on a TPU bfloat16 queries make the
+  operands of the score network's matrix products bfloat16 too, summed in float32
+  (in two parts where the bias is large, as ALiBi's). A query that sees no key gets zeros. Queries
   that see no key, and keys and values that no query of their row of the batch
   sees, have no effect on anything else, whatever they hold, NaN included.
 

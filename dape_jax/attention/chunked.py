@@ -31,6 +31,7 @@ class _Call:
   scale: float
   q_block: int
   kv_block: int
+  operand_dtype: Any
 
   @property
   def halo(self) -> int:
@@ -105,6 +106,7 @@ def chunked_attention(
       scale,
       tiling.even_block(query.shape[1], q_block or q_limit),
       tiling.even_block(num_keys, kv_block or kv_limit),
+      tiling.operand_dtype(query.dtype),
   )
   arguments = {
       "query": query,
@@ -241,7 +243,12 @@ def _tile_inputs(call: _Call, q_NxtxH, q: _Tokens, key, value, kv: _Tokens, j):
           where_tokens(q_seeing, q.features, 0),
           where_tokens(k_seen, kv.features, 0),
       ),
-      tile=Tile(q.positions[:, None], kv.positions[None, :], visible_txs),
+      tile=Tile(
+          q.positions[:, None],
+          kv.positions[None, :],
+          visible_txs,
+          operand_dtype=call.operand_dtype,
+      ),
   )
 
 

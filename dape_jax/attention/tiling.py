@@ -139,6 +139,16 @@ def target_platform() -> str:
   return jax.default_backend() if device is None else device.platform
 
 
+def operand_dtype(query_dtype: jnp.dtype) -> jnp.dtype | None:
+  """Returns `Tile.operand_dtype`: bfloat16 on a TPU for bfloat16 queries.
+
+  The matrix unit takes bfloat16 operands in one pass and float32 in six.
+  """
+  if target_platform() == "tpu" and query_dtype == jnp.bfloat16:
+    return query_dtype
+  return None
+
+
 def even_block(length: int, limit: int) -> int:
   """Returns the block, at most `limit`, of which the fewest pad `length` least.
 

@@ -41,8 +41,8 @@ class Tile:
     q_features, kv_features: per-token inputs of the encoding (trees of [t, ...]
       and [s + 2 halo, ...] arrays), or None.
     operand_dtype: what `pairwise_linear` rounds the operands of its matrix
-      products to, or None for none: bfloat16 in a TPU kernel on bfloat16
-      queries, where one pass of the matrix unit takes bfloat16 operands.
+      products to, or None for none: bfloat16 on a TPU with bfloat16 queries,
+      where one pass of the matrix unit takes bfloat16 operands.
   """
 
   q_positions: QueryPositions
@@ -185,8 +185,9 @@ class TileFunction:
     scope: "tile", or "row" when whole rows are needed.
     large_bias: the bias reaches hundreds, where bfloat16 steps by 1 or 2.
     in_kernel: the function may be traced inside a TPU kernel: it broadcasts
-      parameters [N] with `per_head` only, takes scalars as arrays that may be
-      [1, s], and mixes channels with `pairwise_linear` only.
+      parameters [N] with `per_head` and `per_channel` only, takes scalars as
+      arrays that may be [1, s], mixes channels with `pairwise_linear` only, and
+      holds no constant arrays.
   """
 
   halo: ClassVar[int] = 0
