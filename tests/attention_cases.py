@@ -69,6 +69,7 @@ CASES = {
     "length_1000": plain(1, 2, 16, 1000, kv_heads=1),
     "window": plain(2, 2, 8, 300, window=40),
     "both_directions": plain(2, 2, 8, 150, causal=False),
+    "batch_of_8": plain(8, 2, 8, 40),
     "packed": packed(),
     "packed_window": packed(window=20),
     "cached": cached(),

@@ -95,7 +95,7 @@ def chunked_attention(
     for a query that sees no key.
   """
   num_keys = key.shape[1]
-  q_limit, kv_limit = tiling.default_blocks()
+  q_limit, kv_limit = tiling.default_blocks(len(query))
   function = None if score_mod is None else score_mod.function
   if function is not None and function.scope == "row":
     kv_limit = num_keys

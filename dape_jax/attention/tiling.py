@@ -117,16 +117,20 @@ def block_range(occupied: jax.Array) -> tuple[jax.Array, jax.Array]:
   return jnp.minimum(first, end).astype(jnp.int32), end.astype(jnp.int32)
 
 
-# Queries and keys of a tile, by measurement with 12 heads on 2 CPU cores: smaller
-# ones do not occupy both, the hidden layer of larger ones (32 channels, 2 MiB
-# here) leaves the cache.
+# Queries and keys of a tile, by measurement on 2 CPU cores: smaller ones do not
+# occupy both, the hidden layer of larger ones (32 channels, 2 MiB here) leaves the
+# cache. Of four batch elements together smaller tiles are as many pairs, and fewer
+# of them lie beyond the query.
 CPU_BLOCKS = (128, 128)
+CPU_BLOCKS_OF_FOUR = (64, 64)
 ACCELERATOR_BLOCKS = (256, 512)
 
 
-def default_blocks() -> tuple[int, int]:
+def default_blocks(batch: int) -> tuple[int, int]:
   """Returns at most how many queries and keys make a tile in XLA."""
-  return CPU_BLOCKS if target_platform() == "cpu" else ACCELERATOR_BLOCKS
+  if target_platform() != "cpu":
+    return ACCELERATOR_BLOCKS
+  return CPU_BLOCKS if batch % 4 else CPU_BLOCKS_OF_FOUR
 
 
 def target_platform() -> str:
@@ -165,6 +169,6 @@ def elements_together(batch: int, q_block: int, kv_block: int) -> int:
 
   A divisor of the batch size.
   """
-  q_limit, kv_limit = default_blocks()
+  q_limit, kv_limit = default_blocks(batch=1)
   wanted = max(1, q_limit * kv_limit // (q_block * kv_block))
   return max(n for n in range(1, min(wanted, batch) + 1) if batch % n == 0)

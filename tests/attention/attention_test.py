@@ -16,6 +16,7 @@ from dape_jax.attention import tiling
 def small_tiles(monkeypatch):
   """Ten tokens are several tiles."""
   monkeypatch.setattr(tiling, "CPU_BLOCKS", (3, 4))
+  monkeypatch.setattr(tiling, "CPU_BLOCKS_OF_FOUR", (2, 3))
 
 
 def numpy_attention(query, key, value, visible):

@@ -15,13 +15,14 @@ KINDS = ["nope", "alibi", "dape_kerple_log", "dape_fire", "dape_v2_kerple_log"]
 @pytest.fixture
 def small_tiles(monkeypatch):
   monkeypatch.setattr(tiling, "CPU_BLOCKS", (16, 32))
+  monkeypatch.setattr(tiling, "CPU_BLOCKS_OF_FOUR", (8, 16))
 
 
 @pytest.mark.parametrize(
     "name, case",
     [
         *((n, c) for n in cases.NAMES for c in ("packed_window", "cached")),
-        *((n, c) for n in KINDS for c in ("both_directions", "packed")),
+        *((n, c) for n in KINDS for c in ("both_directions", "batch_of_8")),
     ],
 )
 def test_chunked_in_small_tiles(name, case, small_tiles):

@@ -150,7 +150,7 @@ def _cycles(kernels, xla, dump, batch: int, length: int):
   if xla is None:
     return parts
   # The only loops over tiles are those of "chunked".
-  q_limit, kv_limit = tiling.default_blocks()
+  q_limit, kv_limit = tiling.default_blocks(batch)
   q_block = tiling.even_block(length, q_limit)
   kv_block = tiling.even_block(length, kv_limit)
   together = tiling.elements_together(batch, q_block, kv_block)
