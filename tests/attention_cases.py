@@ -87,7 +87,10 @@ def outputs_and_gradients(implementation, name, case, dtype):
     encoding, score_mod = cases.make(name, heads)
   params = {} if score_mod is None else score_mod.params
   sink = jnp.linspace(-1, 1, heads)
-  query, key, value = (x.astype(dtype) for x in (query, key, value))
+  # Numbers that every precision holds.
+  query, key, value = (
+      x.astype(jnp.bfloat16).astype(dtype) for x in (query, key, value)
+  )
   if dtype == jnp.float64:
     params, sink = jax.tree.map(lambda x: x.astype(jnp.float64), (params, sink))
 
