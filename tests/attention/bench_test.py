@@ -251,13 +251,12 @@ def test_bad_flags(flag, message):
 
 @pytest.mark.parametrize("module", ["torch", "libtpu"])
 def test_missing_dependencies(module, monkeypatch):
-  from dape_jax.attention.bench import __main__ as main
   from dape_jax.errors import ConfigError
 
   if module == "torch":
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ConfigError, match=r"pip install 'dape_jax\[bench\]'"):
-      main.require_torch()
+      run.require_torch()
   else:
     monkeypatch.setattr(tpu.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install libtpu"):

@@ -112,7 +112,7 @@ def main(argv: Sequence[str]) -> None:
     from dape_jax.attention.bench import run
 
     if _TORCH.value:
-      require_torch()
+      run.require_torch()
     results["machine"] = run.machine()
     if _TORCH.value and results["machine"]["platform"] != "cpu":
       raise ConfigError(
@@ -158,14 +158,6 @@ def _with_baseline(implementations: list[str]) -> list[str]:
   if _TORCH.value:
     return list(dict.fromkeys(["materialised", *implementations]))
   return implementations
-
-
-def require_torch() -> None:
-  try:
-    import torch  # noqa: F401
-  except ImportError as e:
-    message = "--torch needs PyTorch: pip install 'dape_jax[bench]'"
-    raise ConfigError(message) from e
 
 
 def _bounds(chips: Iterable[str], names: Iterable[str]) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from dape_jax.attention.bench.materialised import (
     init_params,
     program,
 )
+from dape_jax.errors import ConfigError
 
 TORCH = "torch"
 _SAFE_SHARE = 0.9  # of the free memory; the rest is for everything else
@@ -154,6 +155,15 @@ def _torch_run(encoding, params, arrays):
   from dape_jax.attention.bench import pytorch
 
   return pytorch.torch_program(encoding, params, *arrays, threads=num_threads())
+
+
+def require_torch() -> None:
+  """Raises ConfigError if PyTorch is not installed."""
+  try:
+    import torch  # noqa: F401
+  except ImportError as e:
+    message = "--torch needs PyTorch: pip install 'dape_jax[bench]'"
+    raise ConfigError(message) from e
 
 
 def short_reason(error: Exception) -> str:
