@@ -5,7 +5,7 @@
 The text behind the colon is the encoding (default dape_kerple_log). `make demo`
 trains rope, kerple_log and dape_kerple_log and evaluates them together.
 
-Hardware and time: 2 CPU cores, 1.5 minutes (rope) to 3 (dape_kerple_log).
+Hardware and time: 2 CPU cores, 1.5 minutes (rope) to 2 (dape_kerple_log).
 Expect a validation loss of 1.9 to 2.1 nats per byte; evaluated, rope breaks beyond
 128 tokens and the others do not (docs/results/demo.md).
 """
