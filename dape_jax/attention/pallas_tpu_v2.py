@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from dape_jax.attention import pallas_tpu as shared
-from dape_jax.attention import pallas_tpu_v2_vjp
+from dape_jax.attention import pallas_tpu, pallas_tpu_v2_vjp
+from dape_jax.attention import pallas_tpu_common as common
 from dape_jax.attention import pallas_tpu_v2_window as windows
 from dape_jax.attention.mask import MASKED
-from dape_jax.attention.pallas_tpu import LANES, Settings, Tokens
+from dape_jax.attention.pallas_tpu_common import LANES, Settings, Tokens
 from dape_jax.encodings.base import ScoreMod
 from dape_jax.encodings.dape import DapeV2Tile
 
@@ -40,7 +40,9 @@ def unsupported(
   base = None
   if function.base is not None:
     base = ScoreMod(score_mod.params["base"], function.base)
-  return shared.unsupported(query, key, value, base, q_features, kv_features)
+  return pallas_tpu.unsupported(
+      query, key, value, base, q_features, kv_features
+  )
 
 
 def pallas_attention(
@@ -78,10 +80,10 @@ def pallas_attention(
     if x is None:
       return None
     x = jnp.atleast_2d(x).astype(jnp.int32)
-    return shared.pad_tokens(x, 1, block, absent)[:, None]
+    return common.pad_tokens(x, 1, block, absent)[:, None]
 
   block_q, block_kv = settings.block_q, settings.block_kv
-  tokens = shared.broadcast_first(
+  tokens = common.broadcast_first(
       Tokens(
           tokens_padded(q_positions, block_q, -1),
           tokens_padded(kv_positions, block_kv, -1),
@@ -92,12 +94,12 @@ def pallas_attention(
   params = dict(score_mod.params)
   params = {
       **jax.tree.map(lambda x: x.astype(jnp.float32), params),
-      "base": jax.tree.map(shared.in_lanes, params.get("base", {})),
+      "base": jax.tree.map(common.in_lanes, params.get("base", {})),
   }
-  keys_first = lambda x: shared.pad_tokens(x, 1, block_kv, 0).swapaxes(1, 2)
+  keys_first = lambda x: common.pad_tokens(x, 1, block_kv, 0).swapaxes(1, 2)
   out_BxNxHxT, lse_BxNxT = _attention(
       settings,
-      shared.pad_tokens(query, 1, block_q, 0).transpose(0, 2, 3, 1),
+      common.pad_tokens(query, 1, block_q, 0).transpose(0, 2, 3, 1),
       keys_first(key),
       keys_first(value),
       params,
@@ -105,44 +107,6 @@ def pallas_attention(
   )
   out = out_BxNxHxT[..., :num_queries].transpose(0, 3, 1, 2)
   return out, lse_BxNxT[..., :num_queries].swapaxes(1, 2)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(settings, q_BxNxHxT, k_BxKxSxH, v_BxKxSxH, params, tokens):
-  """Returns out [B, N, Hv, T] and lse [B, N, T] of whole blocks."""
-  return shared.over_batch(
-      functools.partial(_forward, settings),
-      (q_BxNxHxT, k_BxKxSxH, v_BxKxSxH),
-      tokens,
-      params,
-  )
-
-
-def _attention_forward(settings, q, k, v, params, tokens):
-  out, lse = _attention(settings, q, k, v, params, tokens)
-  return (out, lse), (q, k, v, params, tokens, out, lse)
-
-
-def _attention_backward(settings, residuals, cotangents):
-  q, k, v, params, tokens, out, lse = residuals
-  dout, dlse = cotangents
-  delta = jnp.einsum(
-      "bnht,bnht->bnt",
-      out,
-      dout,
-      precision="highest",
-      preferred_element_type=jnp.float32,
-  )
-  dq, dk, dv, dparams = shared.over_batch(
-      functools.partial(pallas_tpu_v2_vjp.backward, settings),
-      (q, k, v, dout, lse, delta - dlse),
-      tokens,
-      params,
-  )
-  return dq, dk, dv, jax.tree.map(lambda x: x.sum(0), dparams), None
-
-
-_attention.defvjp(_attention_forward, _attention_backward)
 
 
 def _forward(settings, batched, tokens, params):
@@ -178,7 +142,7 @@ def _forward(settings, batched, tokens, params):
               specs.windows(num_kv_heads, head_dim),
               specs.keys(num_kv_heads, value_dim),
               specs.tokens,
-              jax.tree.map(shared.whole_array, weights),
+              jax.tree.map(common.whole_array, weights),
           ],
           out_specs=(
               specs.queries(num_heads, value_dim),
@@ -190,7 +154,7 @@ def _forward(settings, batched, tokens, params):
               pltpu.VMEM((num_heads, value_dim, block_q), jnp.float32),
           ],
       ),
-      compiler_params=shared.compiler_params(
+      compiler_params=common.compiler_params(
           settings, ("parallel", "parallel", "arbitrary")
       ),
       interpret=settings.interpret,
@@ -273,3 +237,8 @@ def _forward_kernel(
     out = sum_ref[...] * jnp.where(sees, 1 / total, 0)
     out_ref[0] = out.astype(out_ref.dtype)
     lse_ref[0] = jnp.where(sees, peak + jnp.log(total), MASKED)
+
+
+_attention = common.differentiable(
+    _forward, pallas_tpu_v2_vjp.backward, channel_axis=2
+)

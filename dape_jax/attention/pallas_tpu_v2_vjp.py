@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from dape_jax.attention import pallas_tpu as shared
+from dape_jax.attention import pallas_tpu_common as common
 from dape_jax.attention import pallas_tpu_v2_window as windows
 
 
@@ -84,7 +84,7 @@ def backward(settings, batched, tokens, params):
               specs.queries(num_heads, 1),
               specs.queries(num_heads, 1),
               specs.tokens,
-              jax.tree.map(shared.whole_array, weights),
+              jax.tree.map(common.whole_array, weights),
               in_place,
           ],
           out_specs=(
@@ -106,7 +106,7 @@ def backward(settings, batched, tokens, params):
           ],
       ),
       input_output_aliases={len(jax.tree.leaves(arguments)): 0},
-      compiler_params=shared.compiler_params(
+      compiler_params=common.compiler_params(
           settings, ("parallel", "arbitrary", "arbitrary")
       ),
       interpret=settings.interpret,
@@ -151,80 +151,56 @@ def _backward_kernel(
     dk_ref,
     dv_ref,
     dweights_ref,
-    dq_sums_ref,
+    dq_slots_ref,
     state_ref,
     semaphores,
 ):
   """One block of keys meets one block of queries.
 
-  Scratch: gradients of queries (two slots); the slot in use and the query block
-  that the other slot is being written to, or -1; semaphores of reading and
-  writing.
+  Scratch: of `QuerySums`.
   """
   del first, end, dq_in_ref
   b, j, i = (pl.program_id(axis) for axis in range(3))
   block_q = settings.block_q
 
-  @pl.when((j == 0) & (i == 0))
-  def _():
-    state_ref[0] = 0
-    state_ref[1] = -1
+  def block_in_memory(index):
+    lanes = pl.ds(pl.multiple_of(index * block_q, block_q), block_q)
+    return dq_ref.at[b, :, :, lanes]
+
+  dq_sums = common.QuerySums(
+      block_in_memory, dq_slots_ref, state_ref, semaphores
+  )
+  pl.when((j == 0) & (i == 0))(dq_sums.start_walk)
 
   @pl.when(i == 0)
   def _():
     for ref in jax.tree.leaves((dk_ref, dv_ref, dweights_ref)):
       ref[...] = jnp.zeros_like(ref)
 
-  def block_in_memory(index):
-    lanes = pl.ds(pl.multiple_of(index * block_q, block_q), block_q)
-    return dq_ref.at[b, :, :, lanes]
-
-  def reading(slot):
-    return pltpu.make_async_copy(
-        block_in_memory(i), dq_sums_ref.at[slot], semaphores.at[0]
-    )
-
-  def writing(slot, index):
-    return pltpu.make_async_copy(
-        dq_sums_ref.at[slot], block_in_memory(index), semaphores.at[1]
-    )
-
-  def finish_writing():
-    @pl.when(state_ref[1] >= 0)
-    def _():
-      writing(1 - state_ref[0], state_ref[1]).wait()
-      state_ref[1] = -1
-
   def tile(is_masked):
-    slot = state_ref[0]
-    pl.when(state_ref[1] == i)(finish_writing)
-    reading(slot).start()
-    gradients = _tile_gradients(
-        settings,
-        windows.Window(settings, tokens, is_masked, q_ref.dtype),
-        (q_ref[0], k_ref[0], v_ref[0], dout_ref[0]),
-        (lse_ref[0], delta_ref[0]),
-        jax.tree.map(lambda ref: ref[...], weights),
-    )
-    dq, *sums = gradients
-    refs = jax.tree.leaves((dk_ref.at[0], dv_ref.at[0], dweights_ref))
-    for ref, x in zip(refs, jax.tree.leaves(tuple(sums))):
-      if ref.ndim > x.ndim:
-        ref = ref.at[0, 0]
-      ref[...] += x
-    reading(slot).wait()
-    dq_sums_ref[slot] += dq
-    finish_writing()
-    writing(slot, i).start()
-    state_ref[0] = 1 - slot
-    state_ref[1] = i
+    def gradient():
+      dq, *sums = _tile_gradients(
+          settings,
+          windows.Window(settings, tokens, is_masked, q_ref.dtype),
+          (q_ref[0], k_ref[0], v_ref[0], dout_ref[0]),
+          (lse_ref[0], delta_ref[0]),
+          jax.tree.map(lambda ref: ref[...], weights),
+      )
+      refs = jax.tree.leaves((dk_ref.at[0], dv_ref.at[0], dweights_ref))
+      for ref, x in zip(refs, jax.tree.leaves(tuple(sums))):
+        if ref.ndim > x.ndim:
+          ref = ref.at[0, 0]
+        ref[...] += x
+      return dq
+
+    dq_sums.add(i, gradient)
 
   bounds = q_bounds, kv_bounds, window_bounds
   windows.on_visible_window(settings, bounds, num_blocks, (b, i, j), tile)
 
   last_key_block = j == pl.num_programs(1) - 1
   last_query_block = i == pl.num_programs(2) - 1
-  pl.when(last_key_block & last_query_block)(finish_writing)
+  pl.when(last_key_block & last_query_block)(dq_sums.finish_writing)
 
 
 def _tile_gradients(settings, window, blocks, rows, weights):

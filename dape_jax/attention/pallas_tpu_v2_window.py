@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from dape_jax.attention import pallas_tpu as shared
+from dape_jax.attention import pallas_tpu_common as common
 from dape_jax.attention import tiling
-from dape_jax.attention.pallas_tpu import LANES, Tokens
+from dape_jax.attention.pallas_tpu_common import LANES, Tokens
 from dape_jax.encodings.base import Tile
 from dape_jax.encodings.dape import NEGATIVE_SLOPE
 
@@ -71,7 +71,7 @@ class Window:
     self._dtype = dtype
     self._splits = _splits(settings.function, dtype)
     q = tokens.q_positions[0]
-    kv = shared.column(tokens.kv_positions[0])[: self._rows]
+    kv = common.column(tokens.kv_positions[0])[: self._rows]
     self.visible = None
     if is_masked:
       visible = kv >= 0
@@ -81,7 +81,7 @@ class Window:
         visible = visible & (jnp.abs(q - kv) < settings.window)
       if tokens.q_ids is not None:
         ids = tokens.q_ids[0]
-        kv_ids = shared.column(tokens.kv_ids[0])[: self._rows]
+        kv_ids = common.column(tokens.kv_ids[0])[: self._rows]
         visible = visible & (ids == kv_ids) & (ids != 0)
       self.visible = visible
     self._tile = Tile(
@@ -253,7 +253,7 @@ def dot(x, y, contract=None):
       x,
       y,
       (((x_axis,), (y_axis,)), (batch, batch)),
-      precision=shared.matmul_precision(x.dtype),
+      precision=common.matmul_precision(x.dtype),
       preferred_element_type=jnp.float32,
   )
 
@@ -457,12 +457,12 @@ def token_windows(settings, tokens):
 
 
 def visible_windows(settings, tokens, *, along_q):
-  """Returns `shared.visible_blocks` with bounds of windows in third place.
+  """Returns `common.visible_blocks` with bounds of windows in third place.
 
   A tile must be visited if its block is seen, and needs no mask if all of its
   window is.
   """
-  scalars, index = shared.visible_blocks(settings, tokens, along_q=along_q)
+  scalars, index = common.visible_blocks(settings, tokens, along_q=along_q)
 
   def flat(x_Px1xS, absent):
     if x_Px1xS is None:

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from dape_jax.attention import pallas_tpu as shared
-from dape_jax.attention.pallas_tpu import LANES, Tokens
+from dape_jax.attention import pallas_tpu_common as common
+from dape_jax.attention.pallas_tpu_common import LANES, Tokens
 
 
 def backward(settings, batched, tokens, params):
@@ -31,7 +31,7 @@ def backward(settings, batched, tokens, params):
     tokens, params: as in the forward kernel.
 
   Returns:
-    Those of q, k and v, and for each parameter [B, S / 128, *its shape].
+    Those of q, k and v, and for each parameter [B, *its shape].
   """
   q_BxNxTxH, k_BxKxSxH, v_BxKxSxH, dout_BxNxTxH, lse_BxNxT, delta_BxNxT = (
       batched
@@ -42,7 +42,7 @@ def backward(settings, batched, tokens, params):
   num_kv_heads, num_keys, value_dim = v_BxKxSxH.shape[1:]
   block_q, block_kv = settings.block_q, settings.block_kv
   num_blocks = num_queries // block_q, num_keys // block_kv
-  scalars, q_index = shared.visible_blocks(settings, tokens, along_q=True)
+  scalars, q_index = common.visible_blocks(settings, tokens, along_q=True)
   row = 0 if len(tokens.q_positions) == 1 else None
 
   def at_q(b, j, i, *refs):
@@ -113,7 +113,7 @@ def backward(settings, batched, tokens, params):
                   q_tokens if has_ids else None,
                   kv_tokens if has_ids else None,
               ),
-              jax.tree.map(shared.whole_array, params),
+              jax.tree.map(common.whole_array, params),
               in_place,
           ],
           out_specs=(
@@ -131,12 +131,13 @@ def backward(settings, batched, tokens, params):
           ],
       ),
       input_output_aliases={len(jax.tree.leaves(arguments)): 0},
-      compiler_params=shared.compiler_params(
+      compiler_params=common.compiler_params(
           settings, ("parallel", "arbitrary", "arbitrary")
       ),
       interpret=settings.interpret,
       name="dape_backward",
   )(*arguments, dq_BxNxTxH)
+  dparams = jax.tree.map(lambda x: x.sum(1), dparams)
   return (settings.scale * dq).astype(q_BxNxTxH.dtype), dk, dv, dparams
 
 
@@ -160,7 +161,7 @@ def _backward_kernel(
     dk_ref,
     dv_ref,
     dparams_ref,
-    dq_sums_ref,
+    dq_slots_ref,
     dk_sum_ref,
     dv_sum_ref,
     state_ref,
@@ -168,19 +169,21 @@ def _backward_kernel(
 ):
   """One block of keys meets one block of queries.
 
-  Scratch: gradients of queries (two slots), keys and values; the slot in use
-  and the query block that the other slot is being written to, or -1; semaphores
-  of reading and writing.
+  Scratch: of `QuerySums`, and gradients of keys and values.
   """
   del first, end, dq_in_ref
   b, j, i = (pl.program_id(axis) for axis in range(3))
-  precision = shared.matmul_precision(q_ref.dtype)
+  precision = common.matmul_precision(q_ref.dtype)
   block_q = settings.block_q
 
-  @pl.when((j == 0) & (i == 0))
-  def _():
-    state_ref[0] = 0
-    state_ref[1] = -1
+  def block_in_memory(index):
+    rows = pl.ds(pl.multiple_of(index * block_q, block_q), block_q)
+    return dq_ref.at[b, :, rows, :]
+
+  dq_sums = common.QuerySums(
+      block_in_memory, dq_slots_ref, state_ref, semaphores
+  )
+  pl.when((j == 0) & (i == 0))(dq_sums.start_walk)
 
   @pl.when(i == 0)
   def _():
@@ -188,31 +191,9 @@ def _backward_kernel(
     for ref in jax.tree.leaves(sums):
       ref[...] = jnp.zeros_like(ref)
 
-  def block_in_memory(index):
-    rows = pl.ds(pl.multiple_of(index * block_q, block_q), block_q)
-    return dq_ref.at[b, :, rows, :]
-
-  def reading(slot):
-    return pltpu.make_async_copy(
-        block_in_memory(i), dq_sums_ref.at[slot], semaphores.at[0]
-    )
-
-  def writing(slot, index):
-    return pltpu.make_async_copy(
-        dq_sums_ref.at[slot], block_in_memory(index), semaphores.at[1]
-    )
-
-  def finish_writing():
-    @pl.when(state_ref[1] >= 0)
-    def _():
-      writing(1 - state_ref[0], state_ref[1]).wait()
-      state_ref[1] = -1
-
   def tile(is_masked):
-    slot = state_ref[0]
-    pl.when(state_ref[1] == i)(finish_writing)
-    reading(slot).start()
-    dq = _tile_gradients(
+    gradient = functools.partial(
+        _tile_gradients,
         settings,
         is_masked,
         precision,
@@ -222,21 +203,16 @@ def _backward_kernel(
         params_ref,
         (dk_sum_ref, dv_sum_ref, dparams_ref),
     )
-    reading(slot).wait()
-    dq_sums_ref[slot] += dq
-    finish_writing()
-    writing(slot, i).start()
-    state_ref[0] = 1 - slot
-    state_ref[1] = i
+    dq_sums.add(i, gradient)
 
   bounds = q_bounds, kv_bounds
-  shared.on_visible_tile(settings, bounds, num_blocks, (b, i, j), tile)
+  common.on_visible_tile(settings, bounds, num_blocks, (b, i, j), tile)
 
   @pl.when(i == pl.num_programs(2) - 1)
   def _():
     dk_ref[0] = (settings.scale * dk_sum_ref[...]).astype(dk_ref.dtype)
     dv_ref[0] = dv_sum_ref[...].astype(dv_ref.dtype)
-    pl.when(j == pl.num_programs(1) - 1)(finish_writing)
+    pl.when(j == pl.num_programs(1) - 1)(dq_sums.finish_writing)
 
 
 def _tile_gradients(
@@ -245,25 +221,25 @@ def _tile_gradients(
   """Adds to `sums` and returns the gradient of scaled queries, [N, q, H]."""
   q, k, v, dout = blocks
   dk_sum_ref, dv_sum_ref, dparams_ref = sums
-  q_columns = [shared.column(tokens.q_positions[0])]
+  q_columns = [common.column(tokens.q_positions[0])]
   if tokens.q_ids is not None:
-    q_columns.append(shared.column(tokens.q_ids[0]))
-  visibles = shared.visible_strips(settings, q_columns, tokens, is_masked)
+    q_columns.append(common.column(tokens.q_ids[0]))
+  visibles = common.visible_strips(settings, q_columns, tokens, is_masked)
   if is_masked:
-    q, dout, k, v = shared.seen_rows(visibles, (q, dout), (k, v))
-  scores = settings.scale * shared.query_key(q, k, precision)
-  dweights = shared.query_key(dout, v, precision)
+    q, dout, k, v = common.seen_rows(visibles, (q, dout), (k, v))
+  scores = settings.scale * common.query_key(q, k, precision)
+  dweights = common.query_key(dout, v, precision)
   lse, delta = (
-      jnp.stack([shared.column(ref[0, n : n + 1]) for n in range(len(q))])
+      jnp.stack([common.column(ref[0, n : n + 1]) for n in range(len(q))])
       for ref in rows
   )
   params = jax.tree.map(lambda ref: ref[...], params_ref)
   dq = 0.0
   for c, visible in enumerate(visibles):
     strip = slice(c * LANES, (c + 1) * LANES)
-    tile = shared.strip_tile(q_columns, tokens, c, visible, q.dtype)
+    tile = common.strip_tile(q_columns, tokens, c, visible, q.dtype)
     modified, vjp = jax.vjp(
-        functools.partial(shared.modified_scores, settings, tile),
+        functools.partial(common.modified_scores, settings, tile),
         params,
         scores[:, :, strip],
     )
@@ -277,7 +253,7 @@ def _tile_gradients(
       ref[0, 0] += x
     dv_sum_ref[:, strip, :] += _transposed_product(weights, dout, v, precision)
     dk_sum_ref[:, strip, :] += _transposed_product(dscores, q, k, precision)
-    dq += shared.weighted_values(dscores, k[:, strip], precision)
+    dq += common.weighted_values(dscores, k[:, strip], precision)
   return dq
 
 
