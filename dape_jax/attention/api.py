@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from absl import logging
 
 from dape_jax.array_typing import Key, Positions, Query, SegmentIds, Value
-from dape_jax.attention import tiling
+from dape_jax.attention import target
 from dape_jax.attention.chunked import chunked_attention
 from dape_jax.attention.reference import reference_attention
 from dape_jax.encodings.base import ScoreMod
@@ -118,7 +118,7 @@ def _choose(implementation, query, key, value, score_mod, arguments):
         f"implementation={implementation!r} does not exist; there is"
         f" {', '.join(map(repr, IMPLEMENTATIONS))}, or None for the best."
     )
-  platform = tiling.target_platform()
+  platform = target.target_platform()
   if platform != "tpu":
     if implementation is None:
       return chunked_attention

@@ -15,9 +15,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dape_jax.attention import tiling
+from dape_jax.attention import target, tiling
 from dape_jax.attention.batching import map_batch
-from dape_jax.attention.mask import MASKED, visible_mask, where_tokens
+from dape_jax.attention.mask import (
+    MASKED,
+    column,
+    row,
+    visible_mask,
+    where_tokens,
+)
 from dape_jax.encodings.base import ScoreMod, Tile, TileFunction
 
 
@@ -81,14 +87,10 @@ def chunked_attention(
     causal: bool,
     window: int | None,
     scale: float,
-    q_block: int | None = None,
-    kv_block: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns `api.attention`'s output and the log-sum-exp of its scores.
 
-  Args:
-    q_block, kv_block: at most so many queries and keys make a tile; by default
-      `tiling.default_blocks`. A score modifier of scope "row" gets all keys.
+  A score modifier of scope "row" gets all keys of some queries at once.
 
   Returns:
     [B, T, N, Hv] in query's dtype, and [B, T, N] in float32 (or wider), MASKED
@@ -104,9 +106,9 @@ def chunked_attention(
       causal,
       window,
       scale,
-      tiling.even_block(query.shape[1], q_block or q_limit),
-      tiling.even_block(num_keys, kv_block or kv_limit),
-      tiling.operand_dtype(query.dtype),
+      tiling.even_block(query.shape[1], q_limit),
+      tiling.even_block(num_keys, kv_limit),
+      target.operand_dtype(query.dtype),
   )
   arguments = {
       "query": query,
@@ -221,10 +223,10 @@ def _tile_inputs(call: _Call, q_NxtxH, q: _Tokens, key, value, kv: _Tokens, j):
   k_sxKxH, kv = _block((key, kv), start, call.kv_block + 2 * halo)
   v_sxKxH = _block(value, start + halo, call.kv_block)
   visible_txs = visible_mask(
-      q.positions,
-      kv.positions,
-      q.segment_ids,
-      kv.segment_ids,
+      column(q.positions),
+      row(kv.positions),
+      column(q.segment_ids),
+      row(kv.segment_ids),
       causal=call.causal,
       window=call.window,
   )
@@ -244,8 +246,8 @@ def _tile_inputs(call: _Call, q_NxtxH, q: _Tokens, key, value, kv: _Tokens, j):
           where_tokens(k_seen, kv.features, 0),
       ),
       tile=Tile(
-          q.positions[:, None],
-          kv.positions[None, :],
+          column(q.positions),
+          row(kv.positions),
           visible_txs,
           operand_dtype=call.operand_dtype,
       ),

@@ -19,7 +19,7 @@ def visible_mask(
     causal: bool,
     window: int | None,
 ) -> jax.Array:
-  """Returns which keys each query of one batch element sees, bool [T, S].
+  """Returns which keys each query of one batch element sees, bool.
 
   A key is seen when it exists (position 0 or more), stands in the query's
   document (equal segment ids, 0 being padding, which sees and is seen by
@@ -27,22 +27,31 @@ def visible_mask(
   away, so that a causal window of w keeps exactly w keys.
 
   Args:
-    q_positions, kv_positions: int32 [T] and [S].
-    q_segment_ids, kv_segment_ids: int32 [T] and [S], or None.
+    q_positions, kv_positions: int32 that broadcast against each other to the
+      result's shape: [T, 1] and [1, S], or in a kernel [1, T] and [S, 1].
+    q_segment_ids, kv_segment_ids: alike, or None.
     causal: hide keys after the query.
     window: in positions, or None.
   """
-  q = q_positions[:, None]
-  kv = kv_positions[None, :]
-  visible = jnp.broadcast_to(kv >= 0, (q.shape[0], kv.shape[1]))
+  q, kv = q_positions, kv_positions
+  visible = jnp.broadcast_to(kv >= 0, jnp.broadcast_shapes(q.shape, kv.shape))
   if causal:
     visible = visible & (kv <= q)
   if window is not None:
     visible = visible & (jnp.abs(q - kv) < window)
   if q_segment_ids is not None:
-    q_ids = q_segment_ids[:, None]
-    visible = visible & (q_ids == kv_segment_ids[None, :]) & (q_ids != 0)
+    visible = visible & (q_segment_ids == kv_segment_ids) & (q_segment_ids != 0)
   return visible
+
+
+def column(x: jax.Array | None) -> jax.Array | None:
+  """Returns [length, 1] of [length]; None stays None."""
+  return None if x is None else x[:, None]
+
+
+def row(x: jax.Array | None) -> jax.Array | None:
+  """Returns [1, length] of [length]; None stays None."""
+  return None if x is None else x[None, :]
 
 
 def where_tokens(kept: jax.Array, tree: Any, axis: int) -> Any:

@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from dape_jax.attention import tiling
+from dape_jax.attention.mask import visible_mask
 from dape_jax.encodings.base import Tile, TileFunction
 
 LANES = 128
@@ -305,17 +306,17 @@ def visible_strips(settings, columns, tokens, is_masked):
     if not is_masked:
       strips.append(jnp.ones(columns[0].shape, bool))
       continue
-    q = columns[0]
-    kv = tokens.kv_positions[0, :, strip]
-    visible = kv >= 0
-    if settings.causal:
-      visible = visible & (kv <= q)
-    if settings.window is not None:
-      visible = visible & (jnp.abs(q - kv) < settings.window)
-    if tokens.q_ids is not None:
-      ids = columns[1]
-      visible = visible & (ids == tokens.kv_ids[0, :, strip]) & (ids != 0)
-    strips.append(jnp.broadcast_to(visible, q.shape))
+    has_ids = tokens.q_ids is not None
+    strips.append(
+        visible_mask(
+            columns[0],
+            tokens.kv_positions[0, :, strip],
+            columns[1] if has_ids else None,
+            tokens.kv_ids[0, :, strip] if has_ids else None,
+            causal=settings.causal,
+            window=settings.window,
+        )
+    )
   return strips
 
 

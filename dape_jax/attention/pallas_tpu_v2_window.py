@@ -21,9 +21,11 @@ from jax.experimental import pallas as pl
 
 from dape_jax.attention import pallas_tpu_common as common
 from dape_jax.attention import tiling
+from dape_jax.attention.mask import visible_mask
 from dape_jax.attention.pallas_tpu_common import LANES, Tokens
 from dape_jax.encodings.base import Tile
 from dape_jax.encodings.dape import NEGATIVE_SLOPE
+from dape_jax.encodings.pairwise import rounded
 
 _SUBLANES = 8
 # Channels come in whole tiles of bfloat16, so that stacking them costs nothing.
@@ -74,16 +76,18 @@ class Window:
     kv = common.column(tokens.kv_positions[0])[: self._rows]
     self.visible = None
     if is_masked:
-      visible = kv >= 0
-      if settings.causal:
-        visible = visible & (kv <= q)
-      if settings.window is not None:
-        visible = visible & (jnp.abs(q - kv) < settings.window)
+      q_ids = kv_ids = None
       if tokens.q_ids is not None:
-        ids = tokens.q_ids[0]
+        q_ids = tokens.q_ids[0]
         kv_ids = common.column(tokens.kv_ids[0])[: self._rows]
-        visible = visible & (ids == kv_ids) & (ids != 0)
-      self.visible = visible
+      self.visible = visible_mask(
+          q,
+          kv,
+          q_ids,
+          kv_ids,
+          causal=settings.causal,
+          window=settings.window,
+      )
     self._tile = Tile(
         q,
         kv,
@@ -118,8 +122,8 @@ class Window:
     inputs = self.masked(inputs)
     if self._splits:
       bias = inputs[len(scores_Nxsxt) :]
-      rounded = _rounded(bias, self._dtype)
-      inputs = jnp.concatenate([inputs, bias - rounded, bias])
+      rest = bias - rounded(bias, self._dtype)
+      inputs = jnp.concatenate([inputs, rest, bias])
     inputs_CxP = self._stacked(
         self._in_order(self._flat(inputs)),
         self._block + self._halo,
@@ -334,11 +338,7 @@ def _splits(function, dtype) -> bool:
   terms are taken, as more channels: rounded times rounded, rest times rounded,
   rounded times rest. Scores are small, and on the way back nothing cancels.
   """
-  return dtype != jnp.float32 and function.base.large_bias
-
-
-def _rounded(x, dtype):
-  return x.astype(dtype).astype(x.dtype)
+  return dtype != jnp.float32 and function.large_bias
 
 
 def network_weights(function, params, dtype):
@@ -360,9 +360,9 @@ def network_weights(function, params, dtype):
   if _splits(function, dtype):
     bias = hidden_kxCxM[:, num_heads:]
     hidden_kxCxM = jnp.concatenate(
-        [hidden_kxCxM, bias, bias - _rounded(bias, dtype)], axis=1
+        [hidden_kxCxM, bias, bias - rounded(bias, dtype)], axis=1
     )
-    rest = output_kxMxN - _rounded(output_kxMxN, dtype)
+    rest = output_kxMxN - rounded(output_kxMxN, dtype)
     output_kxMxN = jnp.concatenate([output_kxMxN, output_kxMxN, rest], axis=1)
   ways["hidden"] = _pad_channels(hidden_kxCxM).swapaxes(1, 2)
   ways["output"] = output_kxMxN.swapaxes(1, 2)[:, :num_heads]

@@ -192,17 +192,20 @@ def _backward_kernel(
       ref[...] = jnp.zeros_like(ref)
 
   def tile(is_masked):
-    gradient = functools.partial(
-        _tile_gradients,
-        settings,
-        is_masked,
-        precision,
-        (q_ref[0], k_ref[0], v_ref[0], dout_ref[0]),
-        (lse_ref, delta_ref),
-        tokens,
-        params_ref,
-        (dk_sum_ref, dv_sum_ref, dparams_ref),
-    )
+    def gradient():
+      # Blocks are loaded here and not before the copy starts: the compiler
+      # would keep them in registers across it.
+      return _tile_gradients(
+          settings,
+          is_masked,
+          precision,
+          (q_ref[0], k_ref[0], v_ref[0], dout_ref[0]),
+          (lse_ref, delta_ref),
+          tokens,
+          params_ref,
+          (dk_sum_ref, dv_sum_ref, dparams_ref),
+      )
+
     dq_sums.add(i, gradient)
 
   bounds = q_bounds, kv_bounds

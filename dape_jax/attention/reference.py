@@ -6,7 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from dape_jax.attention.batching import map_batch
-from dape_jax.attention.mask import MASKED, visible_mask, where_tokens
+from dape_jax.attention.mask import (
+    MASKED,
+    column,
+    row,
+    visible_mask,
+    where_tokens,
+)
 from dape_jax.encodings.base import ScoreMod, Tile
 
 
@@ -87,10 +93,10 @@ def _attention_of_element(
   dtype = jnp.promote_types(query.dtype, jnp.float32)
 
   visible_TxS = visible_mask(
-      q_positions,
-      kv_positions,
-      q_segment_ids,
-      kv_segment_ids,
+      column(q_positions),
+      row(kv_positions),
+      column(q_segment_ids),
+      row(kv_segment_ids),
       causal=causal,
       window=window,
   )

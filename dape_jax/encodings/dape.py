@@ -20,11 +20,14 @@ from dape_jax.encodings.base import (
     ScoreMod,
     Tile,
     TileFunction,
+    symmetric_uniform,
+)
+from dape_jax.encodings.pairwise import (
     leaky_relu,
+    pairwise_convolve,
     pairwise_linear,
     per_channel,
     per_head,
-    symmetric_uniform,
 )
 from dape_jax.errors import ConfigError
 
@@ -40,6 +43,10 @@ class _TileAroundBase(TileFunction):
   @property
   def in_kernel(self) -> bool:
     return self.base is None or self.base.in_kernel
+
+  @property
+  def large_bias(self) -> bool:
+    return self.base is not None and self.base.large_bias
 
   def bias(self, params: Params, tile: Tile, dtype: jnp.dtype):
     if self.base is None:
@@ -62,7 +69,7 @@ class DapeTile(_TileAroundBase):
     linear = functools.partial(
         pairwise_linear,
         operand_dtype=tile.operand_dtype,
-        split=self.base is not None and self.base.large_bias,
+        split=self.large_bias,
     )
     bias = self.bias(params, tile, dtype)
     # Channels of flat pairs throughout: in a kernel each change of shape moves
@@ -106,12 +113,16 @@ class DapeV2Tile(_TileAroundBase):
         params[name].astype(dtype)
         for name in ("hidden_kernel", "hidden_bias", "output_kernel")
     )
-    hidden = _convolve(inputs, hidden_kernel, tile.operand_dtype)
-    hidden = hidden + per_head(hidden_bias)
-    hidden = jax.nn.leaky_relu(hidden, NEGATIVE_SLOPE)
+    convolve = functools.partial(
+        pairwise_convolve,
+        operand_dtype=tile.operand_dtype,
+        split=self.large_bias,
+    )
+    hidden = convolve(inputs, hidden_kernel) + per_head(hidden_bias)
+    hidden = leaky_relu(hidden, NEGATIVE_SLOPE)
     hidden = jnp.where(self._hidden_exists(tile, visible)[None], hidden, 0)
 
-    out = _convolve(hidden, output_kernel, tile.operand_dtype)
+    out = convolve(hidden, output_kernel)
     return total[..., self.halo : scores.shape[-1] - self.halo] + out
 
   def _hidden_exists(self, tile: Tile, visible: jax.Array) -> jax.Array:
@@ -129,18 +140,6 @@ class DapeV2Tile(_TileAroundBase):
       in_matrix = tile.kv_positions[:, pad : pad + width] >= 0
       exists = exists & in_matrix
     return exists
-
-
-def _convolve(
-    x_Cxtxs: jax.Array, kernel_kxCxE: jax.Array, operand_dtype
-) -> jax.Array:
-  """Returns the valid cross-correlation along keys, [E, t, s - k + 1]."""
-  size, _, out_channels = kernel_kxCxE.shape
-  width = x_Cxtxs.shape[-1] - size + 1
-  # One matrix product over k C channels.
-  shifted = [x_Cxtxs[..., k : k + width] for k in range(size)]
-  kernel = kernel_kxCxE.reshape(-1, out_channels)
-  return pairwise_linear(jnp.concatenate(shifted), kernel, operand_dtype)
 
 
 class _AroundBase(PositionalEncoding):

@@ -17,11 +17,9 @@ from dape_jax.encodings.base import (
     PositionalEncoding,
     ScoreMod,
     Tile,
-    leaky_relu,
-    pairwise_linear,
-    per_channel,
     symmetric_uniform,
 )
+from dape_jax.encodings.pairwise import leaky_relu, pairwise_linear, per_channel
 from dape_jax.errors import ConfigError
 
 EPSILON = 1e-6

@@ -17,8 +17,8 @@ from dape_jax.encodings.base import (
     PositionalEncoding,
     ScoreMod,
     Tile,
-    per_head,
 )
+from dape_jax.encodings.pairwise import per_head
 
 MINIMUM = 0.01
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 from attention_cases import CASES, assert_close, outputs_and_gradients
 
-from dape_jax.attention import tiling
+from dape_jax.attention import target, tiling
 
 # One of each way to act on scores.
 KINDS = ["nope", "alibi", "dape_kerple_log", "dape_fire", "dape_v2_kerple_log"]
@@ -62,7 +62,7 @@ def test_chunked_in_lower_precision(name, dtype, small_tiles):
 
 
 def test_operands_are_rounded_on_a_tpu_only(monkeypatch):
-  assert tiling.operand_dtype(jnp.bfloat16) is None
-  monkeypatch.setattr(tiling, "target_platform", lambda: "tpu")
-  assert tiling.operand_dtype(jnp.bfloat16) == jnp.bfloat16
-  assert tiling.operand_dtype(jnp.float32) is None
+  assert target.operand_dtype(jnp.bfloat16) is None
+  monkeypatch.setattr(target, "target_platform", lambda: "tpu")
+  assert target.operand_dtype(jnp.bfloat16) == jnp.bfloat16
+  assert target.operand_dtype(jnp.float32) is None

@@ -21,7 +21,7 @@ from attention_cases import (
 from jax.experimental.pallas import tpu as pltpu
 
 import dape_jax
-from dape_jax.attention import api, pallas_tpu, pallas_tpu_v2, tiling
+from dape_jax.attention import api, pallas_tpu, pallas_tpu_v2, target
 
 V2 = "dape_v2_kerple_log"
 MORE_CASES = CASES | {
@@ -33,7 +33,7 @@ MORE_CASES = CASES | {
 
 
 def interpret_kernels(monkeypatch, interpret=True):
-  monkeypatch.setattr(tiling, "target_platform", lambda: "tpu")
+  monkeypatch.setattr(target, "target_platform", lambda: "tpu")
   for module in (pallas_tpu, pallas_tpu_v2):
     function = functools.partial(module.pallas_attention, interpret=interpret)
     monkeypatch.setattr(module, "pallas_attention", function)
@@ -70,7 +70,9 @@ def test_equals_float64(name, case, on_tpu):
   assert_close(ours, expected, 1e-3)
 
 
-@pytest.mark.parametrize("name", ["kerple_log", "dape_kerple_log", V2])
+@pytest.mark.parametrize(
+    "name", ["kerple_log", "dape_kerple_log", "dape_nope", V2, "dape_v2_rope"]
+)
 def test_bfloat16(name, on_tpu):
   """Operands of all matrix products are rounded, and nothing else."""
   case = MORE_CASES["length_150"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dape_jax.attention import tiling
-from dape_jax.attention.mask import visible_mask
+from dape_jax.attention.mask import column, row, visible_mask
 
 BLOCK = 4
 BLOCKS = 3
@@ -33,7 +33,14 @@ def test_bounds_are_safe(seed, causal, window, with_ids, ordered):
       positions, ids = np.sort(positions), np.sort(ids)
     sides.append((jnp.array(positions), jnp.array(ids) if with_ids else None))
   (q, q_ids), (kv, kv_ids) = sides
-  visible = visible_mask(q, kv, q_ids, kv_ids, causal=causal, window=window)
+  visible = visible_mask(
+      column(q),
+      row(kv),
+      column(q_ids),
+      row(kv_ids),
+      causal=causal,
+      window=window,
+  )
   tiles = np.asarray(visible).reshape(BLOCKS, BLOCK, BLOCKS, BLOCK)
   q_bounds, kv_bounds = (tiling.block_bounds(*s, BLOCK) for s in sides)
   occupied = tiling.occupied_tiles(
