@@ -29,6 +29,7 @@ def get_config(encoding: str = "dape_kerple_log") -> ml_collections.ConfigDict:
       encoding=encoding,
       encoding_options=encodings.options(encoding),
       share_encoding=False,
+      windows=(0,),
       init="dape",
       dtype="float32",  # CPUs are slower in bfloat16
       remat="none",
@@ -60,5 +61,6 @@ def get_config(encoding: str = "dape_kerple_log") -> ml_collections.ConfigDict:
       eval_batches=8,
       checkpoint_every=175,
       keep_checkpoints=1,
+      max_position=0,
   )
   return config

@@ -1,7 +1,7 @@
 """Attention with pluggable, data-adaptive position encodings in JAX."""
 
 from dape_jax import encodings
-from dape_jax.attention import attention
+from dape_jax.attention import attend, attention
 from dape_jax.encodings import (
     Alibi,
     Dape,
@@ -12,6 +12,7 @@ from dape_jax.encodings import (
     PositionalEncoding,
     Rope,
     ScoreMod,
+    Sum,
     Tile,
     TileFunction,
 )
@@ -30,8 +31,10 @@ __all__ = [
     "PositionalEncoding",
     "Rope",
     "ScoreMod",
+    "Sum",
     "Tile",
     "TileFunction",
+    "attend",
     "attention",
     "encodings",
 ]

@@ -54,9 +54,12 @@ class ModelConfig:
     num_heads: query heads N.
     num_kv_heads: key/value heads K, a divisor of num_heads; 0 means num_heads.
     mlp_width: hidden size F of the feed-forward; 0 means 4 * width.
-    encoding: registry name of the position encoding.
-    encoding_options: options of that encoding (see `encodings.options`).
+    encoding: registry name of the position encoding; or several, joined by
+      commas, that the layers take in turn ("rope,rope,rope,nope").
+    encoding_options: options of that encoding (see `encodings.options`); of
+      several, each takes those that it has.
     share_encoding: one set of encoding parameters for all layers.
+    windows: of attention, in tokens, that the layers take in turn; 0 is none.
     init: "dape" (small init, arXiv 2405.14722's code) or "kerple" (GPT-2's).
     dtype: compute dtype of activations; parameters are float32 always.
     remat: what the backward pass recomputes: "none", "dots" (keep matrix
@@ -72,6 +75,7 @@ class ModelConfig:
   encoding: str = "dape_kerple_log"
   encoding_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   share_encoding: bool = False
+  windows: tuple[int, ...] = (0,)
   init: str = "dape"
   dtype: str = "bfloat16"
   remat: str = "none"
@@ -88,6 +92,29 @@ class ModelConfig:
         f"does not divide config.model.width={self.width}; choose a divisor.",
     )
     kv_heads = self.num_kv_heads or self.num_heads
+    fits = isinstance(self.windows, tuple | list) and all(
+        type(window) is int and window >= 0 for window in self.windows
+    )
+    _require(
+        fits and len(self.windows) > 0,
+        "model.windows",
+        self.windows,
+        "must be a tuple of numbers of tokens, 0 for none.",
+    )
+    object.__setattr__(self, "windows", tuple(self.windows))
+    _require(
+        self.num_layers % len(self.layer_kinds) == 0,
+        "model.num_layers",
+        self.num_layers,
+        f"encodings and windows repeat after {len(self.layer_kinds)} layers;"
+        " choose a multiple.",
+    )
+    _require(
+        not self.share_encoding or len(self.encodings) == 1,
+        "model.share_encoding",
+        self.share_encoding,
+        "needs one encoding, of which all layers share the parameters.",
+    )
     _require(
         self.num_heads % kv_heads == 0,
         "model.num_kv_heads",
@@ -98,6 +125,23 @@ class ModelConfig:
     _require_choice("model.init", self.init, ("dape", "kerple"))
     _require_choice("model.dtype", self.dtype, ("bfloat16", "float32"))
     _require_choice("model.remat", self.remat, ("none", "dots", "full"))
+
+  @property
+  def encodings(self) -> tuple[str, ...]:
+    """Returns the names that the layers take in turn."""
+    return tuple(name.strip() for name in self.encoding.split(","))
+
+  @property
+  def layer_kinds(self) -> tuple[tuple[str, int], ...]:
+    """Returns encoding and window of each layer until both repeat."""
+    period = math.lcm(len(self.encodings), len(self.windows))
+    return tuple(
+        (
+            self.encodings[i % len(self.encodings)],
+            self.windows[i % len(self.windows)],
+        )
+        for i in range(period)
+    )
 
   def __hash__(self):
     # Modules that hold a config are hashed (jit's static arguments).
@@ -196,6 +240,9 @@ class TrainConfig:
     eval_batches: validation batches of batch_size windows per evaluation, or as
       many as the split has.
     keep_checkpoints: how many of the latest stay on disk.
+    max_position: train on randomized positions (arXiv 2305.16843), a sorted
+      sample of 0..max_position - 1 for each window; 0 takes them as they are.
+      Validation and evaluation always do.
   """
 
   steps: int = 50_000
@@ -206,6 +253,7 @@ class TrainConfig:
   eval_batches: int = 16
   checkpoint_every: int = 1000
   keep_checkpoints: int = 2
+  max_position: int = 0
 
   def __post_init__(self):
     _require_positive(
@@ -218,7 +266,9 @@ class TrainConfig:
         "eval_batches",
         "keep_checkpoints",
     )
-    _require_not_negative("train", self, "eval_every", "checkpoint_every")
+    _require_not_negative(
+        "train", self, "eval_every", "checkpoint_every", "max_position"
+    )
     _require(
         self.batch_size % self.accumulation == 0,
         "train.accumulation",
@@ -243,4 +293,23 @@ class ExperimentConfig:
         "seed",
         self.seed,
         "must be an int from 0 to 2**32 - 1.",
+    )
+    max_position = self.train.max_position
+    _require(
+        max_position == 0 or max_position >= self.data.length,
+        "train.max_position",
+        max_position,
+        f"must be at least config.data.length={self.data.length}, or 0.",
+    )
+    scaled = [
+        option
+        for option in ("ssmax", "log_n")
+        if self.model.encoding_options.get(option)
+    ]
+    _require(
+        not (max_position and scaled),
+        "train.max_position",
+        max_position,
+        f"config.model.encoding_options.{' and '.join(scaled)} counts the keys by"
+        " their positions, which must not be random; turn one off.",
     )

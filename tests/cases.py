@@ -1,13 +1,21 @@
-"""Encodings with small random parameters, for the suites over all names."""
+"""Encodings with small random parameters."""
 
 import jax
 import jax.numpy as jnp
 
 from dape_jax import encodings
 
-NAMES = encodings.names()
-# Everything but FIRE depends on positions through i - j alone.
-SHIFT_INVARIANT = [name for name in NAMES if not name.endswith("fire")]
+# One of each way to act on queries, keys and scores; all names are in
+# attention/encodings_test.py.
+NAMES = (
+    "nope",
+    "rope",
+    "alibi",
+    "fire",
+    "dape_kerple_log",
+    "dape_fire",
+    "dape_v2_kerple_log",
+)
 
 
 def make(name, num_heads, seed=0):

@@ -1,19 +1,24 @@
 """Attention with a score modifier, and its key/value cache."""
 
 from dape_jax.attention.api import attention
+from dape_jax.attention.attend import attend, num_visible_keys
 from dape_jax.attention.cache import (
     Cache,
-    append_keys_values,
+    append_to_slots,
     append_tokens,
     empty_cache,
     grow_cache,
+    last_slot,
 )
 
 __all__ = [
     "Cache",
-    "append_keys_values",
+    "append_to_slots",
     "append_tokens",
+    "attend",
     "attention",
     "empty_cache",
     "grow_cache",
+    "last_slot",
+    "num_visible_keys",
 ]

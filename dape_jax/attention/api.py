@@ -12,7 +12,7 @@ from dape_jax.attention import target
 from dape_jax.attention.chunked import chunked_attention
 from dape_jax.attention.reference import reference_attention
 from dape_jax.encodings.base import ScoreMod
-from dape_jax.encodings.dape import DapeV2Tile
+from dape_jax.encodings.dape_v2 import DapeV2Tile
 
 IMPLEMENTATIONS = ("reference", "chunked", "pallas_tpu")
 

@@ -17,6 +17,7 @@ class Cache:
     positions: [B, S] int32.
     segment_ids: [B, S] int32.
     filled: int32 scalar, slots in use.
+    features: [num_layers, B, S, key_features] float32 of the encoding, or None.
   """
 
   keys: jax.Array
@@ -24,6 +25,7 @@ class Cache:
   positions: jax.Array
   segment_ids: jax.Array
   filled: jax.Array
+  features: jax.Array | None = None
 
   @property
   def capacity(self) -> int:
@@ -37,8 +39,12 @@ def empty_cache(
     num_kv_heads: int,
     head_dim: int,
     dtype: jnp.dtype,
+    key_features: int = 0,
 ) -> Cache:
-  """Returns a cache of `capacity` slots, none of them filled."""
+  """Returns a cache of `capacity` slots, none of them filled.
+
+  `key_features` is `PositionalEncoding.key_features`.
+  """
   shape = (num_layers, batch_size, capacity, num_kv_heads, head_dim)
   slots = (batch_size, capacity)
   return Cache(
@@ -47,6 +53,11 @@ def empty_cache(
       positions=jnp.zeros(slots, jnp.int32),
       segment_ids=jnp.zeros(slots, jnp.int32),
       filled=jnp.zeros((), jnp.int32),
+      features=(
+          jnp.zeros((*shape[:3], key_features), jnp.float32)
+          if key_features
+          else None
+      ),
   )
 
 
@@ -77,6 +88,7 @@ def grow_cache(cache: Cache, capacity: int) -> Cache:
       values=padded(cache.values, 2),
       positions=padded(cache.positions, 1),
       segment_ids=padded(cache.segment_ids, 1),
+      features=jax.tree.map(lambda x: padded(x, 2), cache.features),
   )
 
 
@@ -115,11 +127,22 @@ def overfilled(cache: Cache) -> jax.Array:
   return cache.filled > cache.capacity
 
 
-def append_keys_values(
-    slots_BxSxKxH: jax.Array, new_BxTxKxH: jax.Array, filled: jax.Array
+def append_to_slots(
+    slots: jax.Array, new: jax.Array, filled: jax.Array
 ) -> jax.Array:
-  """Returns one layer's slots with T new entries, the last at `filled - 1`."""
-  start = (0, filled - new_BxTxKxH.shape[1], 0, 0)
-  return jax.lax.dynamic_update_slice(
-      slots_BxSxKxH, new_BxTxKxH.astype(slots_BxSxKxH.dtype), start
-  )
+  """Returns one layer's slots [B, S, ...] with T new entries [B, T, ...].
+
+  The last of them is put at `filled - 1`.
+  """
+  start = (0, filled - new.shape[1]) + (0,) * (slots.ndim - 2)
+  return jax.lax.dynamic_update_slice(slots, new.astype(slots.dtype), start)
+
+
+def last_slot(slots: jax.Array, filled: jax.Array, num_new: int) -> jax.Array:
+  """Returns what stands before the `num_new` last tokens, [B, ...].
+
+  Zeros where nothing does.
+  """
+  index = filled - num_new - 1
+  last = jax.lax.dynamic_index_in_dim(slots, index, axis=1, keepdims=False)
+  return jnp.where(index < 0, 0, last)

@@ -13,7 +13,7 @@ from dape_jax.attention.mask import (
     visible_mask,
     where_tokens,
 )
-from dape_jax.encodings.base import ScoreMod, Tile
+from dape_jax.encodings.base import ScoreMod
 
 
 @functools.partial(jax.jit, static_argnames=("causal", "window"))
@@ -117,16 +117,13 @@ def _attention_of_element(
       num_heads, num_queries, num_keys
   )
   if score_mod is not None:
-    halo = score_mod.halo
-    tile = Tile(
-        q_positions[:, None],
-        _pad_last(kv_positions, halo, value=-1)[None, :],
-        _pad_last(visible_TxS, halo),
-        q_features,
-        jax.tree.map(lambda x: _pad_first(x, halo), kv_features),
-    )
-    scores_NxTxS = score_mod.apply(
-        score_mod.params, _pad_last(scores_NxTxS, halo), tile
+    scores_NxTxS = score_mod(
+        scores_NxTxS,
+        q_positions,
+        kv_positions,
+        visible=visible_TxS,
+        q_features=q_features,
+        kv_features=kv_features,
     )
 
   scores_NxTxS = jnp.where(visible_TxS[None], scores_NxTxS, MASKED)
@@ -150,12 +147,3 @@ def _attention_of_element(
       preferred_element_type=dtype,
   )
   return out_TxKxGxH.reshape(num_queries, num_heads, -1).astype(query.dtype)
-
-
-def _pad_last(x: jax.Array, halo: int, value=0) -> jax.Array:
-  widths = [(0, 0)] * (x.ndim - 1) + [(halo, halo)]
-  return jnp.pad(x, widths, constant_values=value)
-
-
-def _pad_first(x: jax.Array, halo: int) -> jax.Array:
-  return jnp.pad(x, [(halo, halo)] + [(0, 0)] * (x.ndim - 1))

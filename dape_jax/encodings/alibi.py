@@ -50,7 +50,13 @@ class AlibiTile(AdditiveBias):
 
 
 class Alibi(PositionalEncoding):
-  """B_h(i, j) = -m_h (i - j), m_h fixed (arXiv 2108.12409, section 3)."""
+  """B_h(i, j) = -m_h |i - j|.
+
+  The slopes m_h are fixed, see `alibi_slopes`.
+
+  Source: Press et al. 2022, section 3, arXiv 2108.12409.
+  Extrapolates: yes.
+  """
 
   num_heads: int
 

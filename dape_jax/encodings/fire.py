@@ -77,11 +77,16 @@ class FireTile(AdditiveBias):
 
 
 class Fire(PositionalEncoding):
-  """B_h(i, j) = MLP_h(log-distance / log-length) (arXiv 2310.04418).
+  """B_h(i, j) = MLP_h(log(|c (i - j)| + 1) / log(|c max(i, |m L0|)| + 1)).
 
-  See `fire_bias` for the formula. The released modules have one hidden layer,
-  the paper's formula two. FIRE-S is one set of parameters for all layers
-  (`ModelConfig.share_encoding`).
+  See `fire_bias` for the exact formula. c = 0.1 and m = 1 at init are learned, the
+  MLP starts at U(-1/sqrt(fan_in), 1/sqrt(fan_in)). The released modules have one
+  hidden layer, the paper's formula two. FIRE-S is one set of parameters for all
+  layers (`ModelConfig.share_encoding`). A key after the query has the distance
+  j - i over the same normaliser, so that the quotient may pass 1.
+
+  Source: Li et al. 2024, equation 4, arXiv 2310.04418.
+  Extrapolates: yes.
 
   Attributes:
     num_heads: N.

@@ -2,6 +2,8 @@
 
 arXiv 2205.09921. The paper writes the bias inside 1/sqrt(d); here, as in all
 released code, it is added to the scaled scores, so r1 is the paper's / sqrt(d).
+Here are what the variants share and the logarithmic ones;
+`kerple_power_family` has the others.
 """
 
 import dataclasses
@@ -17,21 +19,53 @@ from dape_jax.encodings.base import (
     PositionalEncoding,
     ScoreMod,
     Tile,
+    TileFunction,
 )
 from dape_jax.encodings.pairwise import per_head
 
 MINIMUM = 0.01
+AFTER = "_after"
 
 
-def projected(x: jax.Array, minimum: float) -> jax.Array:
-  """Returns max(x, minimum) with the gradient of x.
+@dataclasses.dataclass(frozen=True)
+class Range:
+  """Of one parameter: U[0, initial) at init, within [0.01, maximum] on use."""
+
+  initial: float
+  maximum: float | None = None
+
+
+# A kernel of a distance's power is positive definite up to the square.
+EXPONENT = Range(initial=2.0, maximum=2.0)
+
+
+def projected(
+    x: jax.Array, minimum: float, maximum: float | None = None
+) -> jax.Array:
+  """Returns x, at least minimum and at most maximum, with the gradient of x.
 
   The released code projects the parameter's data in place, so the gradient
   passes straight through the clamp.
   """
-  return jax.lax.stop_gradient(jnp.maximum(x, minimum)) + (
-      x - jax.lax.stop_gradient(x)
-  )
+  clamped = jnp.maximum(x, minimum)
+  if maximum is not None:
+    clamped = jnp.minimum(clamped, maximum)
+  return jax.lax.stop_gradient(clamped) + (x - jax.lax.stop_gradient(x))
+
+
+def power(distances: jax.Array, exponents: jax.Array) -> jax.Array:
+  """Returns distances^exponents for distances 0, 1, 2, ..., with 0^p = 0.
+
+  One logarithm for all heads. Its argument is never 0, so that the gradient
+  with respect to the exponent is 0 at distance 0, and not 0 times infinity.
+  """
+  logs = jnp.log(jnp.maximum(distances, 1))
+  return jnp.where(distances > 0, jnp.exp(exponents * logs), 0)
+
+
+def _log_bias(scales, factors, lengths):
+  # Not log1p: the sum's rounding is far below the bias's use, and costs less.
+  return -scales * jnp.log(1 + factors * lengths)
 
 
 def kerple_log_bias(
@@ -39,38 +73,144 @@ def kerple_log_bias(
 ) -> TileScores:
   """Returns B_h(i, j) = -r1_h log(1 + r2_h |i - j|), [N, t, s].
 
-  Equation (3) of arXiv 2205.09921, "logarithmic variant"; r1 and r2 [N] are
-  used as max(., 0.01), and `distances` [t, s] is exact (int32).
+  The logarithmic variant, arXiv 2205.09921, section 4; r1 and r2 [N] are used
+  as max(., 0.01), and `distances` [t, s] is exact (int32).
   """
-  r1 = per_head(projected(r1, MINIMUM))
-  r2 = per_head(projected(r2, MINIMUM))
-  # Not log1p: the sum's rounding is far below the bias's use, and costs less.
-  return -r1 * jnp.log(1 + r2 * distances[None].astype(r2.dtype))
+  r1, r2 = (per_head(projected(r, MINIMUM)) for r in (r1, r2))
+  return _log_bias(r1, r2, distances[None].astype(r2.dtype))
 
 
 @dataclasses.dataclass(frozen=True)
-class KerpleLogTile(AdditiveBias):
+class KerpleTile(TileFunction):
+  """What the variants share: their parameters, one number each per head.
+
+  Class attributes:
+    ranges: name of each parameter, in the order of `values`, and its Range.
+  """
+
+  two_sided: bool = False
+
   in_kernel: ClassVar[bool] = True
+  ranges: ClassVar[dict[str, Range]] = {}
 
-  def bias(self, params: Params, tile: Tile, dtype: jnp.dtype):
-    r1, r2 = (params[name].astype(dtype) for name in ("r1", "r2"))
-    return kerple_log_bias(r1, r2, tile.distances())
+  @classmethod
+  def names(cls, two_sided: bool) -> list[str]:
+    """Returns the names of all parameters, the usual ones first."""
+    suffixes = ("", AFTER) if two_sided else ("",)
+    return [name + suffix for suffix in suffixes for name in cls.ranges]
+
+  def values(
+      self, params: Params, tile: Tile, dtype: jnp.dtype
+  ) -> list[jax.Array]:
+    """Returns |i - j| [1, t, s], and each parameter ready to go with it."""
+
+    def in_range(name, suffix):
+      x = params[name + suffix].astype(dtype)
+      return per_head(projected(x, MINIMUM, self.ranges[name].maximum))
+
+    values = [in_range(name, "") for name in self.ranges]
+    if self.two_sided:
+      after = (tile.kv_positions > tile.q_positions)[None]
+      values = [
+          jnp.where(after, in_range(name, AFTER), value)
+          for name, value in zip(self.ranges, values)
+      ]
+    return [tile.distances()[None].astype(dtype), *values]
 
 
-class KerpleLog(PositionalEncoding):
-  """B_h(i, j) = -r1_h log(1 + r2_h (i - j)) (arXiv 2205.09921).
+class Kerple(PositionalEncoding):
+  """Base of the variants' modules: holds the parameters of their tile function.
 
-  Parameters r1 ~ U[0, 2) and r2 ~ U[0, 1), one each per head, not below 0.01
-  on use. DAPE's code learns one set per layer, KERPLE's one for all layers
-  (`ModelConfig.share_encoding`).
+  Attributes:
+    num_heads: N.
+    two_sided: parameters of their own for keys after the query.
   """
 
   num_heads: int
+  two_sided: bool = False
+
+  tile: ClassVar[type[KerpleTile]]
 
   def setup(self):
-    shape = (self.num_heads,)
-    self.r1 = self.param("r1", jax.nn.initializers.uniform(2.0), shape)
-    self.r2 = self.param("r2", jax.nn.initializers.uniform(1.0), shape)
+    ranges = self.tile.ranges
+    # The usual ones first: their initial values are then those of one side.
+    self.values = {
+        name: self.param(
+            name,
+            jax.nn.initializers.uniform(
+                ranges[name.removesuffix(AFTER)].initial
+            ),
+            (self.num_heads,),
+        )
+        for name in self.tile.names(self.two_sided)
+    }
 
   def score_mod(self) -> ScoreMod:
-    return ScoreMod({"r1": self.r1, "r2": self.r2}, KerpleLogTile())
+    return ScoreMod(dict(self.values), self.tile(self.two_sided))
+
+
+@dataclasses.dataclass(frozen=True)
+class KerpleLogTile(KerpleTile, AdditiveBias):
+  """B_h(i, j) = -r1_h log(1 + r2_h |i - j|)."""
+
+  ranges: ClassVar[dict[str, Range]] = {"r1": Range(2.0), "r2": Range(1.0)}
+
+  def bias(self, params: Params, tile: Tile, dtype: jnp.dtype):
+    distances, r1, r2 = self.values(params, tile, dtype)
+    return _log_bias(r1, r2, distances)
+
+
+class KerpleLog(Kerple):
+  """B_h(i, j) = -r1_h log(1 + r2_h (i - j)).
+
+  Learned r1 ~ U[0, 2) and r2 ~ U[0, 1), one each per head, not below 0.01 on
+  use (the gradient passes straight through). DAPE's code learns one set per
+  layer, KERPLE's one for all layers (`ModelConfig.share_encoding`). For a key
+  after the query the distance is |i - j|.
+
+  Source: Chi et al. 2022, section 4 (logarithmic), arXiv 2205.09921.
+  Extrapolates: yes.
+
+  Attributes:
+    num_heads: N.
+    two_sided: r1_after and r2_after, learned too, for keys after the query;
+      under a causal mask it changes nothing.
+  """
+
+  tile: ClassVar[type[KerpleTile]] = KerpleLogTile
+
+
+@dataclasses.dataclass(frozen=True)
+class Kerple3ParaLogTile(KerpleTile, AdditiveBias):
+  """B_h(i, j) = -r1_h log(1 + r2_h |i - j|^r3_h)."""
+
+  ranges: ClassVar[dict[str, Range]] = {
+      "r1": Range(2.0),
+      "r2": Range(1.0),
+      "r3": EXPONENT,
+  }
+
+  def bias(self, params: Params, tile: Tile, dtype: jnp.dtype):
+    distances, r1, r2, r3 = self.values(params, tile, dtype)
+    return _log_bias(r1, r2, power(distances, r3))
+
+
+class Kerple3ParaLog(Kerple):
+  """B_h(i, j) = -r1_h log(1 + r2_h (i - j)^r3_h).
+
+  Learned r1, r2 and r3, one each per head, not below 0.01 on use and r3 not
+  above 2 (the gradient passes straight through). Neither paper nor code gives
+  initial values; here r1 ~ U[0, 2), r2 ~ U[0, 1) and r3 ~ U[0, 2). The paper
+  shares one set between layers (`ModelConfig.share_encoding`). For a key after
+  the query the distance is |i - j|.
+
+  Source: Chi et al. 2022, section 5.3 (3-para-log), arXiv 2205.09921.
+  Extrapolates: yes.
+
+  Attributes:
+    num_heads: N.
+    two_sided: parameters of their own (r1_after, ...) for keys after the query;
+      under a causal mask it changes nothing.
+  """
+
+  tile: ClassVar[type[KerpleTile]] = Kerple3ParaLogTile

@@ -2,68 +2,112 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dape_jax.encodings.base import PositionalEncoding
+from dape_jax.encodings.phases import phases, sinusoid_frequencies
 from dape_jax.errors import ConfigError
 
 
-def rope_frequencies(head_dim: int, theta: float) -> jax.Array:
-  """Returns theta^(-2k / H) for k = 0..H/2 - 1, [H/2] float32 radians/token."""
-  exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
-  return 1.0 / theta**exponents
+def rope_frequencies(head_dim: int, theta: float) -> np.ndarray:
+  """Returns theta^(-2k/H) for k = 0..H/2 - 1, [H/2] float64 radians/token."""
+  return sinusoid_frequencies(head_dim, theta)
 
 
 def rotated(
-    x_BxTxNxH: jax.Array, positions: jax.Array, frequencies: jax.Array
+    x_BxTxNxH: jax.Array,
+    positions: jax.Array,
+    frequencies: np.ndarray,
+    magnitude: float | jax.Array = 1.0,
 ) -> jax.Array:
-  """Returns x with the pairs (k, k + H/2) turned by position * frequency_k.
+  """Returns x with the pairs (k, k + F) turned by position * frequency_k.
 
-  The half-split pairing of GPT-NeoX and Llama. Angles are float32 (or wider).
+  The half-split pairing of GPT-NeoX and Llama. Channels from 2F on stay as they
+  are. Angles are exact, see `phases`; the rest is float32 (or wider).
 
   Args:
     x_BxTxNxH: queries or keys.
     positions: [T] or [B, T] int32.
-    frequencies: [H/2] radians per token.
+    frequencies: [F] float64 radians per token, static; F is H/2 or less.
+    magnitude: what turned pairs are multiplied by, a number or an array of the
+      shape of positions and [F].
   """
   dtype = jnp.promote_types(x_BxTxNxH.dtype, jnp.float32)
-  angles = positions[..., None].astype(dtype) * frequencies.astype(
-      dtype
-  ).reshape((1,) * positions.ndim + (-1,))
+  positions = jnp.asarray(positions, jnp.int32)
+  angles = phases(positions, frequencies, dtype)
+  cos, sin = magnitude * jnp.cos(angles), magnitude * jnp.sin(angles)
   if positions.ndim == 1:
-    angles = angles[None]
-  cos, sin = (f(angles)[:, :, None, :] for f in (jnp.cos, jnp.sin))
-  first, second = jnp.split(x_BxTxNxH.astype(dtype), 2, axis=-1)
+    cos, sin = cos[None], sin[None]
+  cos, sin = cos[:, :, None, :], sin[:, :, None, :]
+  pairs = len(frequencies)
+  first, second, rest = jnp.split(
+      x_BxTxNxH.astype(dtype), (pairs, 2 * pairs), axis=-1
+  )
   out = jnp.concatenate(
-      [first * cos - second * sin, second * cos + first * sin], axis=-1
+      [first * cos - second * sin, second * cos + first * sin, rest], axis=-1
   )
   return out.astype(x_BxTxNxH.dtype)
 
 
 class Rope(PositionalEncoding):
-  """q_i and k_j turned by i and j times theta^(-2k/H) (arXiv 2104.09864).
+  """q_i and k_j turned by i and j times theta^(-2k/d), in pairs (k, k + d/2).
+
+  d is the head dim H, or its first `fraction`; the other channels carry no
+  position. Pairs are half-split as in GPT-NeoX and Llama; the paper's
+  neighbouring pairs are the same up to the order of channels. Scores depend on
+  i - j, at any distance from 0 (angles are computed in integers), and so for
+  keys after the query.
+
+  Source: Su et al. 2021, section 3.2.2, arXiv 2104.09864.
+  Extrapolates: no.
 
   Attributes:
     num_heads: N.
     rope_theta: base of the geometric frequencies.
+    fraction: part of the head dim that is turned, rounded down to whole pairs
+      (GPT-NeoX's rotary_pct).
   """
 
   num_heads: int
   rope_theta: float = 10000.0
+  fraction: float = 1.0
 
   def __post_init__(self):
     if self.rope_theta <= 0:
       raise ConfigError(f"rope_theta={self.rope_theta}: must be above 0.")
+    if not 0 < self.fraction <= 1:
+      raise ConfigError(
+          f"fraction={self.fraction}: must be above 0, and 1 or less."
+      )
     super().__post_init__()
 
-  def rotate(self, query, key, q_positions, kv_positions):
-    head_dim = query.shape[-1]
-    if head_dim % 2:
+  def frequencies(self, dim: int) -> np.ndarray:
+    """Returns radians per token of `dim` turned channels, [dim/2] float64."""
+    return rope_frequencies(dim, self.rope_theta)
+
+  def magnitude(self) -> float:
+    """Returns what turned queries and keys are multiplied by, each."""
+    return 1.0
+
+  def turned_channels(self, head_dim: int) -> int:
+    """Returns how many of the first channels are turned, an even number."""
+    if head_dim % 2 and self.fraction == 1:
       raise ConfigError(
           f"RoPE turns pairs of channels, and head dim {head_dim} is odd;"
           " choose width / num_heads even."
       )
-    frequencies = rope_frequencies(head_dim, self.rope_theta)
+    pairs = int(self.fraction * head_dim) // 2
+    if not pairs:
+      raise ConfigError(
+          f"fraction={self.fraction}: leaves no pair of head dim {head_dim} to"
+          " turn; choose it larger."
+      )
+    return 2 * pairs
+
+  def rotate(self, query, key, q_positions, kv_positions):
+    frequencies = self.frequencies(self.turned_channels(query.shape[-1]))
+    magnitude = self.magnitude()
     return (
-        rotated(query, q_positions, frequencies),
-        rotated(key, kv_positions, frequencies),
+        rotated(query, q_positions, frequencies, magnitude),
+        rotated(key, kv_positions, frequencies, magnitude),
     )

@@ -1,14 +1,22 @@
 """Layers of the decoder: projections, attention, feed-forward, block."""
 
+from typing import Any
+
 import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from dape_jax import encodings
-from dape_jax.attention import append_keys_values, attention
+from dape_jax.attention import (
+    append_to_slots,
+    attention,
+    last_slot,
+    num_visible_keys,
+)
 from dape_jax.config import ModelConfig
-from dape_jax.encodings.base import PositionalEncoding, ScoreMod
+from dape_jax.encodings.base import PositionalEncoding
+from dape_jax.errors import ConfigError
 
 
 @flax.struct.dataclass
@@ -20,7 +28,8 @@ class Context:
     q_segment_ids: [B, T] int32, or None.
     kv_positions, kv_segment_ids: of the keys: the tokens in hand, or the cache.
     filled: slots of the cache in use, the tokens in hand included; or None.
-    score_mod: of the encoding that all layers share; None if each has its own.
+    encoding_params: of the encoding that all layers share; None if each has its
+      own.
   """
 
   q_positions: jax.Array
@@ -28,17 +37,67 @@ class Context:
   kv_positions: jax.Array
   kv_segment_ids: jax.Array | None
   filled: jax.Array | None = None
-  score_mod: ScoreMod | None = None
+  encoding_params: Any = None
 
 
-def make_encoding(config: ModelConfig, **linen) -> PositionalEncoding:
-  """Returns the config's encoding; `linen` is parent and name."""
-  return encodings.make(
-      config.encoding,
-      num_heads=config.num_heads,
-      **config.encoding_options,
-      **linen,
-  )
+@flax.struct.dataclass
+class Slots:
+  """One layer's part of a cache: [B, S, K, H] twice, and [B, S, F] or None."""
+
+  keys: jax.Array
+  values: jax.Array
+  features: jax.Array | None
+
+  def append(self, key, value, kv_features, filled) -> "Slots":
+    """Returns the slots with new entries, the last at `filled - 1`."""
+    features = self.features
+    if kv_features is not None:
+      # Layers of other encodings may have more.
+      extra = features.shape[-1] - kv_features.shape[-1]
+      widths = [(0, 0), (0, 0), (0, extra)]
+      new = jnp.pad(kv_features, widths)
+      features = append_to_slots(features, new, filled)
+    return Slots(
+        append_to_slots(self.keys, key, filled),
+        append_to_slots(self.values, value, filled),
+        features,
+    )
+
+
+def is_shared(config: ModelConfig) -> bool:
+  """Returns whether the model holds the encoding, and not each layer its own.
+
+  So it is where layers share its parameters, and where it acts on the embedded
+  tokens.
+  """
+  modules = [make_encoding(config, n, parent=None) for n in config.encodings]
+  is_absolute = any(module.is_absolute for module in modules)
+  if is_absolute and len(modules) > 1:
+    raise ConfigError(
+        f"config.model.encoding={config.encoding!r}: an absolute encoding acts"
+        " on the embedded tokens, once, and goes with no other; choose one."
+    )
+  return config.share_encoding or is_absolute
+
+
+def make_encoding(
+    config: ModelConfig, name: str, **linen
+) -> PositionalEncoding:
+  """Returns one of the config's encodings; `linen` is parent and name.
+
+  Raises:
+    ConfigError: of an option that none of the config's encodings has.
+  """
+  valid = {n: encodings.options(n) for n in config.encodings}
+  options = dict(config.encoding_options)
+  if len(valid) > 1:
+    known = set().union(*valid.values())
+    options = {
+        key: value
+        for key, value in options.items()
+        if key in valid[name] or key not in known
+    }
+  return encodings.make(name, num_heads=config.num_heads, **options, **linen)
 
 
 def projection_init(config: ModelConfig, is_output: bool):
@@ -99,9 +158,17 @@ def layer_norm(config: ModelConfig) -> nn.LayerNorm:
 
 
 class Attention(nn.Module):
-  """Multi-head attention with any position encoding and an optional cache."""
+  """Multi-head attention with any position encoding and an optional cache.
+
+  Attributes:
+    config: of the model.
+    encoding_name: of this layer's encoding.
+    window: in tokens; 0 is none.
+  """
 
   config: ModelConfig
+  encoding_name: str
+  window: int = 0
 
   def setup(self):
     config = self.config
@@ -125,50 +192,72 @@ class Attention(nn.Module):
         projection_init(config, is_output=True),
         dtype,
     )
-    if not config.share_encoding:
-      self.encoding = make_encoding(config)
+    if not is_shared(config):
+      self.encoding = make_encoding(config, self.encoding_name)
 
   def __call__(
-      self,
-      x_BxTxD: jax.Array,
-      slots: tuple[jax.Array, jax.Array] | None,
-      context: Context,
-  ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
+      self, x_BxTxD: jax.Array, slots: Slots | None, context: Context
+  ) -> tuple[jax.Array, Slots | None]:
     """Returns ([B, T, D], slots with the new keys and values).
 
     Args:
       x_BxTxD: normalised input.
-      slots: this layer's cached keys and values [B, S, K, H], or None.
+      slots: this layer's part of the cache, or None.
       context: positions and documents of queries and keys.
     """
-    if self.config.share_encoding:
-      # The model holds its parameters; rotating needs none.
-      encoding = make_encoding(self.config, parent=None)
-      score_mod = context.score_mod
-    else:
+    if context.encoding_params is None:
       encoding = self.encoding
-      score_mod = encoding.score_mod()
+    else:
+      encoding = make_encoding(self.config, self.encoding_name, parent=None)
+      encoding = encoding.bind({"params": context.encoding_params})
+    query, key, value = (
+        project(x_BxTxD) for project in (self.query, self.key, self.value)
+    )
+    previous = None
+    if slots is not None and encoding.key_features:
+      previous = last_slot(
+          slots.features[..., : encoding.key_features],
+          context.filled,
+          num_new=x_BxTxD.shape[1],
+      )
+    q_features, kv_features = encoding.features(
+        x_BxTxD,
+        query,
+        key,
+        segment_ids=context.q_segment_ids,
+        previous=previous,
+    )
+    window = self.window or None
+    num_visible = num_visible_keys(
+        context.q_positions,
+        segment_ids=context.q_segment_ids,
+        causal=True,
+        window=window,
+    )
     query, key = encoding.rotate(
-        self.query(x_BxTxD),
-        self.key(x_BxTxD),
+        encoding.scale_query(query, num_visible),
+        key,
         context.q_positions,
         context.q_positions,
     )
-    value = self.value(x_BxTxD)
     if slots is not None:
-      key, value = slots = tuple(
-          append_keys_values(old, new, context.filled)
-          for old, new in zip(slots, (key, value))
-      )
+      slots = slots.append(key, value, kv_features, context.filled)
+      key, value = slots.keys, slots.values
+      if encoding.key_features:
+        kv_features = slots.features[..., : encoding.key_features]
     out_BxTxNxH = attention(
         query,
         key,
         value,
-        score_mod,
+        encoding.score_mod(),
         q_positions=context.q_positions,
         kv_positions=context.kv_positions,
         q_segment_ids=context.q_segment_ids,
         kv_segment_ids=context.kv_segment_ids,
+        q_features=q_features,
+        kv_features=kv_features,
+        window=window,
+        sink=encoding.sink(),
     )
     return self.output(out_BxTxNxH), slots
 
@@ -194,13 +283,18 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-  """x + Attention(LayerNorm(x)), then x + Mlp(LayerNorm(x))."""
+  """x + Attention(LayerNorm(x)), then x + Mlp(LayerNorm(x)).
+
+  Attributes: see `Attention`.
+  """
 
   config: ModelConfig
+  encoding_name: str
+  window: int = 0
 
   def setup(self):
     self.attention_norm = layer_norm(self.config)
-    self.attention = Attention(self.config)
+    self.attention = Attention(self.config, self.encoding_name, self.window)
     self.mlp_norm = layer_norm(self.config)
     self.mlp = Mlp(self.config)
 

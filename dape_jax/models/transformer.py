@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dape_jax.array_typing import Logits, Positions, SegmentIds, Tokens
 from dape_jax.attention.cache import (
@@ -16,6 +17,8 @@ from dape_jax.models.layers import (
     Block,
     Context,
     Einsum,
+    Slots,
+    is_shared,
     layer_norm,
     make_encoding,
     projection_init,
@@ -27,13 +30,41 @@ REMAT_POLICIES = {
 }
 
 
+def block_class(config: ModelConfig) -> type[nn.Module]:
+  """Returns Block, recomputed in the backward pass as the config says."""
+  if config.remat == "none":
+    return Block
+  policy = REMAT_POLICIES[config.remat]
+  return nn.remat(Block, policy=policy, prevent_cse=False)
+
+
+class LayerGroup(nn.Module):
+  """Blocks of different encodings or windows, one after the other."""
+
+  config: ModelConfig
+
+  def setup(self):
+    block = block_class(self.config)
+    self.blocks = [block(self.config, *k) for k in self.config.layer_kinds]
+
+  def __call__(self, x_BxTxD: jax.Array, slots, context: Context):
+    """Returns as Block; each array of slots has an axis of blocks before it."""
+    new_slots = []
+    for i, block in enumerate(self.blocks):
+      own = jax.tree.map(lambda s, i=i: s[i], slots)
+      x_BxTxD, own = block(x_BxTxD, own, context)
+      new_slots.append(own)
+    return x_BxTxD, jax.tree.map(lambda *s: jnp.stack(s), *new_slots)
+
+
 class Transformer(nn.Module):
   """Pre-LayerNorm decoder, GELU, biases everywhere, untied head without bias.
 
   The models of the KERPLE and DAPE papers: with width 768, 12 layers, 12 heads
   and a vocabulary of 50,304 it has 162,322,944 parameters and the encoding's.
   Parameters are float32, activations `config.dtype`, logits float32. Layers run
-  under `nn.scan`: their parameters are stacked on axis 0 under "layers".
+  under `nn.scan`: their parameters are stacked on axis 0 under "layers", or, where
+  layers differ, those of every n-th layer under "layers/blocks_0" and so on.
   """
 
   config: ModelConfig
@@ -43,20 +74,17 @@ class Transformer(nn.Module):
     init = projection_init(config, is_output=False)
     shape = (config.vocab_size, config.width)
     self.embedding = self.param("embedding", init, shape)
-    block = Block
-    if config.remat != "none":
-      block = nn.remat(
-          Block, policy=REMAT_POLICIES[config.remat], prevent_cse=False
-      )
+    kinds = config.layer_kinds
+    group = block_class(config) if len(kinds) == 1 else LayerGroup
     self.layers = nn.scan(
-        block,
-        variable_axes={"params": 0},
+        group,
+        variable_axes={"params": 0, "intermediates": 0},
         split_rngs={"params": True},
         in_axes=(0, nn.broadcast),
-        length=config.num_layers,
-    )(config)
-    if config.share_encoding:
-      self.encoding = make_encoding(config)
+        length=config.num_layers // len(kinds),
+    )(config, *(kinds[0] if len(kinds) == 1 else ()))
+    if is_shared(config):
+      self.encoding = make_encoding(config, config.encodings[0])
     self.final_norm = layer_norm(config)
     self.head = Einsum(
         "BTD,DV->BTV",
@@ -87,7 +115,8 @@ class Transformer(nn.Module):
         capacity is a ValueError, and under jit all logits are NaN.
     """
     if positions is None:
-      positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+      # NumPy's, so that a text beyond a learned table is refused at once.
+      positions = np.arange(tokens.shape[1], dtype=np.int32)
       if cache is not None:
         positions = positions + cache.filled
     slots = None
@@ -99,7 +128,7 @@ class Transformer(nn.Module):
       cache = append_tokens(
           cache, jnp.broadcast_to(positions, tokens.shape), segment_ids
       )
-      slots = (cache.keys, cache.values)
+      slots = Slots(cache.keys, cache.values, cache.features)
       context = Context(
           positions,
           segment_ids,
@@ -107,9 +136,6 @@ class Transformer(nn.Module):
           cache.segment_ids,
           cache.filled,
       )
-    if self.config.share_encoding:
-      context = context.replace(score_mod=self.encoding.score_mod())
-
     dtype = jnp.dtype(self.config.dtype)
     # An id outside the vocabulary is NaN, not the nearest row.
     tokens = jnp.where(tokens < 0, self.config.vocab_size, tokens)
@@ -118,12 +144,37 @@ class Transformer(nn.Module):
         .at[tokens]
         .get(mode="fill", fill_value=jnp.nan)
     )
-    x_BxTxD, slots = self.layers(x_BxTxD, slots, context)
+    if is_shared(self.config):
+      x_BxTxD = self.encoding.embed(x_BxTxD, positions)
+      if self.is_initializing():
+        self._initialise_encoding(x_BxTxD)
+      params = self.encoding.variables.get("params", {})
+      context = context.replace(encoding_params=params)
+    x_BxTxD, slots = self._all_layers(x_BxTxD, slots, context)
     logits_BxTxV = self.head(self.final_norm(x_BxTxD))
     if cache is None:
       return logits_BxTxV
     logits_BxTxV = jnp.where(overfilled(cache), jnp.nan, logits_BxTxV)
-    return logits_BxTxV, cache.replace(keys=slots[0], values=slots[1])
+    return logits_BxTxV, cache.replace(
+        keys=slots.keys, values=slots.values, features=slots.features
+    )
+
+  def _all_layers(self, x_BxTxD, slots, context):
+    """Returns the last layer's output and the slots of all layers."""
+    period = len(self.config.layer_kinds)
+    if slots is None or period == 1:
+      return self.layers(x_BxTxD, slots, context)
+    grouped = lambda s: s.reshape(-1, period, *s.shape[1:])
+    x_BxTxD, slots = self.layers(x_BxTxD, jax.tree.map(grouped, slots), context)
+    flat = lambda s: s.reshape(-1, *s.shape[2:])
+    return x_BxTxD, jax.tree.map(flat, slots)
+
+  def _initialise_encoding(self, x_BxTxD):
+    """Makes the parameters that the layers use of the shared encoding."""
+    config = self.config
+    shape = (1, 1, config.num_heads, config.width // config.num_heads)
+    heads = jnp.zeros(shape, x_BxTxD.dtype)
+    self.encoding.features(x_BxTxD[:1, :1], heads, heads)
 
   @nn.nowrap
   def empty_cache(self, batch_size: int, capacity: int) -> Cache:
@@ -136,4 +187,8 @@ class Transformer(nn.Module):
         config.num_kv_heads or config.num_heads,
         config.width // config.num_heads,
         jnp.dtype(config.dtype),
+        max(
+            make_encoding(config, name, parent=None).key_features
+            for name in config.encodings
+        ),
     )

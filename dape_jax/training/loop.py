@@ -94,6 +94,8 @@ class _Run:
         optimizer,
         learning_rate_schedule(config.optimizer, config.train.steps),
         mesh,
+        max_position=config.train.max_position,
+        seed=config.seed,
     )
     self.eval_step = make_eval_step(model, mesh)
 

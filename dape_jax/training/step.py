@@ -1,5 +1,6 @@
 """One optimizer step and one evaluation step, each one jitted program."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dape_jax.encodings import randomized_positions
 from dape_jax.training import partitioning
 from dape_jax.training.state import TrainState
 
@@ -48,6 +50,9 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
     mesh: jax.sharding.Mesh,
+    *,
+    max_position: int = 0,
+    seed: int = 0,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
   """Returns the jitted step (state, batch) -> (state, metrics).
 
@@ -65,9 +70,22 @@ def make_train_step(
     optimizer: of `make_optimizer`.
     schedule: the optimizer's learning rate, for the metrics.
     mesh: of `partitioning.make_mesh`.
+    max_position: draw each row's positions at random from as many, see
+      `randomized_positions`; 0 takes them as they are.
+    seed: of these positions, which also depend on the step.
   """
 
+  def with_random_positions(batch, step):
+    positions = batch["positions"]
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    draw = functools.partial(randomized_positions, max_length=max_position)
+    keys = jax.random.split(key, len(positions))
+    return batch | {"positions": jax.vmap(draw)(keys, positions)}
+
   def train_step(state, batch):
+    if max_position:
+      batch = with_random_positions(batch, state.step)
+
     def accumulate(total, rows):
       value_and_grad = jax.value_and_grad(_microbatch_nats)(
           state.params, model, rows

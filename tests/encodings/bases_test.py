@@ -35,37 +35,6 @@ def test_alibi():
   np.testing.assert_allclose(bias, expected, rtol=1e-6)
 
 
-def test_kerple_log_with_clamped_values():
-  encoding = dape_jax.KerpleLog(num_heads=3)
-  params = {"r1": jnp.array([1.5, -2.0, 0.4]), "r2": jnp.array([0.3, 0.0, 5.0])}
-  r1 = np.maximum(params["r1"], 0.01)[:, None, None]
-  r2 = np.maximum(params["r2"], 0.01)[:, None, None]
-  np.testing.assert_allclose(
-      causal_bias(encoding, params), -r1 * np.log(1 + r2 * DISTANCES), rtol=2e-6
-  )
-
-
-def test_kerple_gradient_passes_through_the_clamp():
-  encoding = dape_jax.KerpleLog(num_heads=1)
-
-  def total(r1):
-    params = {"r1": r1, "r2": jnp.array([1.0])}
-    return encoding.apply(
-        {"params": params}, jnp.array([3]), jnp.array([0]), method="bias"
-    ).sum()
-
-  inside, outside = jnp.array([0.7]), jnp.array([-0.7])
-  np.testing.assert_allclose(jax.grad(total)(inside), -np.log(4), rtol=1e-6)
-  np.testing.assert_allclose(jax.grad(total)(outside), -np.log(4), rtol=1e-6)
-
-
-def test_kerple_initial_values_are_in_the_published_ranges():
-  params = initialised(dape_jax.KerpleLog(num_heads=4000))
-  for name, top in (("r1", 2.0), ("r2", 1.0)):
-    assert 0 <= params[name].min() < 0.01 * top
-    assert 0.99 * top < params[name].max() < top
-
-
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("slope", [0.0, 0.01])
 def test_fire(layers, slope):

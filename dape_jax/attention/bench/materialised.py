@@ -14,7 +14,8 @@ import jax.numpy as jnp
 
 from dape_jax.attention.api import attention
 from dape_jax.encodings.base import PositionalEncoding, ScoreMod, Tile
-from dape_jax.encodings.dape import NEGATIVE_SLOPE, DapeTile, DapeV2Tile
+from dape_jax.encodings.dape import NEGATIVE_SLOPE, DapeTile
+from dape_jax.encodings.dape_v2 import DapeV2Tile
 
 MATERIALISED = "materialised"
 

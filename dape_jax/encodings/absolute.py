@@ -1,0 +1,113 @@
+"""Absolute positions, added to the embedded tokens: sinusoidal and learned."""
+
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from dape_jax.encodings.base import PositionalEncoding
+from dape_jax.encodings.phases import phases, sinusoid_frequencies
+from dape_jax.encodings.position_limit import checked_positions
+from dape_jax.errors import ConfigError
+
+
+def sinusoids(
+    positions: jax.Array, width: int, dtype: jnp.dtype = jnp.float32
+) -> jax.Array:
+  """Returns sin(i w_k) and cos(i w_k) in turn, [..., D].
+
+  w_k = 10000^(-2k/D). Angles are exact far out, see `phases`.
+
+  Args:
+    positions: int32, any shape.
+    width: D, even.
+    dtype: float32 or float64.
+  """
+  if width % 2:
+    raise ConfigError(
+        f"width={width}: must be even, sinusoids come in pairs of sine and"
+        " cosine."
+    )
+  angles = phases(positions, sinusoid_frequencies(width), dtype)
+  pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+  return pairs.reshape(*positions.shape, width)
+
+
+def _plus(x_BxTxD: jax.Array, added: jax.Array) -> jax.Array:
+  if added.ndim == 2:
+    added = added[None]
+  return (x_BxTxD.astype(added.dtype) + added).astype(x_BxTxD.dtype)
+
+
+class Sinusoidal(PositionalEncoding):
+  """x_i + [sin(i w_0), cos(i w_0), sin(i w_1), ...], w_k = 10000^(-2k/D).
+
+  x is the embedded token of position i and D its width. No parameters. Added in
+  float32, then rounded to x's dtype. The paper multiplies x by sqrt(D) before;
+  here x is taken as it comes. Keys after the query are like any other.
+
+  Source: Vaswani et al. 2017, section 3.5, arXiv 1706.03762.
+  Extrapolates: hoped for.
+
+  Attributes:
+    num_heads: N, of the model's attention; nothing here depends on it.
+  """
+
+  num_heads: int
+
+  is_absolute: ClassVar[bool] = True
+
+  def embed(self, x, positions):
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    positions = jnp.asarray(positions, jnp.int32)
+    return _plus(x, sinusoids(positions, x.shape[-1], dtype))
+
+
+class Learned(PositionalEncoding):
+  """x_i + table_i, for positions i below max_length.
+
+  x is the embedded token of position i; parameter `table` [max_length, D],
+  N(0, 0.02^2) at the start, made by `init` through `embed`. Added in float32,
+  then rounded to x's dtype. There is no row for a position of max_length or
+  more, or below 0: asking for one is an error, under jit too, on TPU NaN under jit (see
+  `checked_positions`). Keys after the query are like any other.
+
+  Source: Gehring et al. 2017, section 3.1, arXiv 1705.03122.
+  Extrapolates: no, max_length is a hard limit.
+
+  Attributes:
+    num_heads: N, of the model's attention; nothing here depends on it.
+    max_length: rows of the table.
+  """
+
+  num_heads: int
+  max_length: int = 512
+
+  is_absolute: ClassVar[bool] = True
+
+  def __post_init__(self):
+    if self.max_length < 1:
+      raise ConfigError(f"max_length={self.max_length}: must be 1 or more.")
+    super().__post_init__()
+
+  @nn.compact
+  def embed(self, x, positions):
+    table = self.param(
+        "table",
+        nn.initializers.normal(0.02),
+        (self.max_length, x.shape[-1]),
+    )
+    positions = checked_positions(
+        positions,
+        self.max_length,
+        f"a learned table of max_length={self.max_length} has rows for 0 to"
+        f" {self.max_length - 1} only. Read shorter text, or train with a"
+        " larger max_length.",
+        beside=x,
+    )
+    table = table.astype(jnp.promote_types(x.dtype, jnp.float32))
+    positions = jnp.asarray(positions, jnp.int32)
+    # NaN for a position outside that the check let through.
+    rows = table.at[positions].get(mode="fill", fill_value=jnp.nan)
+    return _plus(x, rows)

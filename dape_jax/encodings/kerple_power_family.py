@@ -1,0 +1,248 @@
+"""KERPLE's variants with a power of the distance (arXiv 2205.09921).
+
+The power is a bias, or stands in an exponential that is a bias or a factor of
+the scores.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from dape_jax.array_typing import TileScores
+from dape_jax.encodings.base import AdditiveBias, Params, Tile
+from dape_jax.encodings.kerple import (
+    EXPONENT,
+    Kerple,
+    KerpleTile,
+    Range,
+    power,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class KerplePowerTile(KerpleTile, AdditiveBias):
+  """B_h(i, j) = -r1_h |i - j|^r2_h."""
+
+  large_bias: ClassVar[bool] = True
+  ranges: ClassVar[dict[str, Range]] = {"r1": Range(1.0), "r2": EXPONENT}
+
+  def bias(self, params: Params, tile: Tile, dtype: jnp.dtype):
+    distances, r1, r2 = self.values(params, tile, dtype)
+    return -r1 * power(distances, r2)
+
+
+class KerplePower(Kerple):
+  """B_h(i, j) = -r1_h (i - j)^r2_h.
+
+  Learned r1 ~ U[0, 1) and r2 ~ U[0, 2), one each per head, not below 0.01 on
+  use and r2 not above 2 (the gradient passes straight through). The paper
+  shares one set between layers (`ModelConfig.share_encoding`). For a key after
+  the query the distance is |i - j|.
+
+  Source: Chi et al. 2022, section 4 (power), arXiv 2205.09921.
+  Extrapolates: yes.
+
+  Attributes:
+    num_heads: N.
+    two_sided: r1_after and r2_after, learned too, for keys after the query;
+      under a causal mask it changes nothing.
+  """
+
+  tile: ClassVar[type[KerpleTile]] = KerplePowerTile
+
+
+@dataclasses.dataclass(frozen=True)
+class Kerple2ParaBiasTile(KerpleTile, AdditiveBias):
+  """B_h(i, j) = r1_h exp(-r2_h |i - j|^2)."""
+
+  ranges: ClassVar[dict[str, Range]] = {"r1": Range(2.0), "r2": Range(1.0)}
+
+  def bias(self, params: Params, tile: Tile, dtype: jnp.dtype):
+    distances, r1, r2 = self.values(params, tile, dtype)
+    return r1 * jnp.exp(-r2 * (distances * distances))
+
+
+class Kerple2ParaBias(Kerple):
+  """B_h(i, j) = r1_h exp(-r2_h (i - j)^2).
+
+  Learned r1 and r2, one each per head, not below 0.01 on use (the gradient
+  passes straight through). Neither paper nor code gives initial values; here
+  r1 ~ U[0, 2) and r2 ~ U[0, 1). The paper shares one set between layers
+  (`ModelConfig.share_encoding`). For a key after the query the distance is
+  |i - j|.
+
+  Source: Chi et al. 2022, appendix A.3 (2-para-bias), arXiv 2205.09921.
+  Extrapolates: no, the authors found.
+
+  Attributes:
+    num_heads: N.
+    two_sided: r1_after and r2_after, learned too, for keys after the query;
+      under a causal mask it changes nothing.
+  """
+
+  tile: ClassVar[type[KerpleTile]] = Kerple2ParaBiasTile
+
+
+@dataclasses.dataclass(frozen=True)
+class Kerple3ParaBiasTile(KerpleTile, AdditiveBias):
+  """B_h(i, j) = r1_h exp(-r2_h |i - j|^r3_h)."""
+
+  ranges: ClassVar[dict[str, Range]] = {
+      "r1": Range(2.0),
+      "r2": Range(1.0),
+      "r3": EXPONENT,
+  }
+
+  def bias(self, params: Params, tile: Tile, dtype: jnp.dtype):
+    distances, r1, r2, r3 = self.values(params, tile, dtype)
+    return r1 * jnp.exp(-r2 * power(distances, r3))
+
+
+class Kerple3ParaBias(Kerple):
+  """B_h(i, j) = r1_h exp(-r2_h (i - j)^r3_h).
+
+  Learned r1, r2 and r3, one each per head, not below 0.01 on use and r3 not
+  above 2 (the gradient passes straight through). Neither paper nor code gives
+  initial values; here r1 ~ U[0, 2), r2 ~ U[0, 1) and r3 ~ U[0, 2). The paper
+  shares one set between layers (`ModelConfig.share_encoding`). For a key after
+  the query the distance is |i - j|.
+
+  Source: Chi et al. 2022, appendix A.3 (3-para-bias), arXiv 2205.09921.
+  Extrapolates: no, the authors found.
+
+  Attributes:
+    num_heads: N.
+    two_sided: parameters of their own (r1_after, ...) for keys after the query;
+      under a causal mask it changes nothing.
+  """
+
+  tile: ClassVar[type[KerpleTile]] = Kerple3ParaBiasTile
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightTile(KerpleTile):
+  """A = S W + B: the variants that multiply the scores."""
+
+  def weight_and_bias(
+      self, params: Params, tile: Tile, dtype: jnp.dtype
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """Returns W [N, t, s], and B [N, t, s] or None."""
+    raise NotImplementedError
+
+  def bias(self, params: Params, tile: Tile, dtype: jnp.dtype):
+    return self.weight_and_bias(params, tile, dtype)[1]
+
+  def __call__(
+      self, params: Params, scores: TileScores, tile: Tile
+  ) -> TileScores:
+    weight, bias = self.weight_and_bias(params, tile, scores.dtype)
+    if len(weight) != len(scores):
+      raise ValueError(
+          f"an encoding of {len(weight)} heads met scores of {len(scores)}."
+      )
+    scores = scores * weight
+    return scores if bias is None else scores + bias
+
+
+@dataclasses.dataclass(frozen=True)
+class KerpleBiasWhtTile(WeightTile):
+  """W_h(i, j) = exp(-r3_h |i - j|^r4_h), B_h(i, j) = -r1_h |i - j|^r2_h."""
+
+  large_bias: ClassVar[bool] = True
+  ranges: ClassVar[dict[str, Range]] = {
+      "r1": Range(1.0),
+      "r2": EXPONENT,
+      "r3": Range(1.0),
+      "r4": EXPONENT,
+  }
+
+  def weight_and_bias(self, params, tile, dtype):
+    distances, r1, r2, r3, r4 = self.values(params, tile, dtype)
+    weight = jnp.exp(-r3 * power(distances, r4))
+    return weight, -r1 * power(distances, r2)
+
+
+class KerpleBiasWht(Kerple):
+  """A = S_h(i, j) exp(-r3_h (i - j)^r4_h) - r1_h (i - j)^r2_h.
+
+  Learned r1, r3 ~ U[0, 1) and r2, r4 ~ U[0, 2) as in the released code, one
+  each per head, not below 0.01 on use and exponents not above 2 (the gradient
+  passes straight through). The paper shares one set between layers
+  (`ModelConfig.share_encoding`). For a key after the query the distance is
+  |i - j|. It is no bias alone: the bias of plots is its second term.
+
+  Source: Chi et al. 2022, section 5.3 (bias+wht), arXiv 2205.09921.
+  Extrapolates: yes.
+
+  Attributes:
+    num_heads: N.
+    two_sided: parameters of their own (r1_after, ...) for keys after the query;
+      under a causal mask it changes nothing.
+  """
+
+  tile: ClassVar[type[KerpleTile]] = KerpleBiasWhtTile
+
+
+@dataclasses.dataclass(frozen=True)
+class Kerple1ParaWhtTile(WeightTile):
+  """W_h(i, j) = exp(-r1_h |i - j|^2)."""
+
+  ranges: ClassVar[dict[str, Range]] = {"r1": Range(1.0)}
+
+  def weight_and_bias(self, params, tile, dtype):
+    distances, r1 = self.values(params, tile, dtype)
+    return jnp.exp(-r1 * (distances * distances)), None
+
+
+class Kerple1ParaWht(Kerple):
+  """A = S_h(i, j) exp(-r1_h (i - j)^2).
+
+  Learned r1, one per head, not below 0.01 on use (the gradient passes straight
+  through), U[0, 1) at init like the factor of the released code's weight. The
+  paper shares one set between layers (`ModelConfig.share_encoding`). For a key
+  after the query the distance is |i - j|. There is no bias to plot.
+
+  Source: Chi et al. 2022, appendix A.3 (1-para-wht), arXiv 2205.09921.
+  Extrapolates: limited, the authors found.
+
+  Attributes:
+    num_heads: N.
+    two_sided: r1_after, learned too, for keys after the query; under a causal
+      mask it changes nothing.
+  """
+
+  tile: ClassVar[type[KerpleTile]] = Kerple1ParaWhtTile
+
+
+@dataclasses.dataclass(frozen=True)
+class Kerple2ParaWhtTile(WeightTile):
+  """W_h(i, j) = exp(-r1_h |i - j|^r2_h)."""
+
+  ranges: ClassVar[dict[str, Range]] = {"r1": Range(1.0), "r2": EXPONENT}
+
+  def weight_and_bias(self, params, tile, dtype):
+    distances, r1, r2 = self.values(params, tile, dtype)
+    return jnp.exp(-r1 * power(distances, r2)), None
+
+
+class Kerple2ParaWht(Kerple):
+  """A = S_h(i, j) exp(-r1_h (i - j)^r2_h).
+
+  Learned r1 ~ U[0, 1) and r2 ~ U[0, 2) as in the released code, one each per
+  head, not below 0.01 on use and r2 not above 2 (the gradient passes straight
+  through). The paper shares one set between layers
+  (`ModelConfig.share_encoding`). For a key after the query the distance is
+  |i - j|. There is no bias to plot.
+
+  Source: Chi et al. 2022, appendix A.3 (2-para-wht), arXiv 2205.09921.
+  Extrapolates: limited, the authors found.
+
+  Attributes:
+    num_heads: N.
+    two_sided: r1_after and r2_after, learned too, for keys after the query;
+      under a causal mask it changes nothing.
+  """
+
+  tile: ClassVar[type[KerpleTile]] = Kerple2ParaWhtTile

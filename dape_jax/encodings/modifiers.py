@@ -1,0 +1,149 @@
+"""What goes with any encoding: scaling by length, a sink, a cap of the logits."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from dape_jax.array_typing import TileScores
+from dape_jax.encodings.around import Around, TileAround, base_params
+from dape_jax.encodings.base import Params, ScoreMod, Tile
+from dape_jax.errors import ConfigError
+
+
+def scaled_query(
+    query: jax.Array, num_visible: jax.Array, factors: jax.Array
+) -> jax.Array:
+  """Returns query [B, T, N, H] times factors, in query's dtype.
+
+  Args:
+    query: queries.
+    num_visible: [T] or [B, T], which tells whether factors have a batch axis.
+    factors: [T, N or 1] or [B, T, N or 1].
+  """
+  if num_visible.ndim == 1:
+    factors = factors[None]
+  scaled = query.astype(factors.dtype) * factors[..., None]
+  return scaled.astype(query.dtype)
+
+
+def _log(num_visible: jax.Array, query: jax.Array) -> jax.Array:
+  dtype = jnp.promote_types(query.dtype, jnp.float32)
+  return jnp.log(jnp.maximum(num_visible, 1).astype(dtype))[..., None]
+
+
+class SSMax(Around):
+  """A = s_h log(n_i) S + B, n_i the number of keys that query i sees.
+
+  Scalable softmax: the weights stay as sharp however many keys there are. s_h is
+  learned, one for each head, 0.43 at init (about what the paper's fit of a free
+  scale by length gives). It scales the scores S, not the base's bias.
+
+  Source: Nakanishi 2025, arXiv 2501.19399, equation 2.
+  Extrapolates: with RoPE, better than softmax.
+
+  Attributes:
+    base: any encoding.
+  """
+
+  def setup(self):
+    init = jax.nn.initializers.constant(0.43)
+    self.s = self.param("s", init, (self.num_heads,))
+
+  def scale_query(self, query, num_visible):
+    query = self.base.scale_query(query, num_visible)
+    logs = _log(num_visible, query)
+    s = self.s.astype(logs.dtype).reshape((1,) * num_visible.ndim + (-1,))
+    return scaled_query(query, num_visible, logs * s)
+
+
+class LogN(Around):
+  """A = max(1, log(n_i) / log(L)) S + B, n_i the number of keys query i sees.
+
+  Without parameters: up to the training length L nothing changes.
+
+  Source: Su 2021 and Chiang and Cholak 2022, arXiv 2202.12172, section 5.3; the
+  form with max is that of Bai et al. 2023 (Qwen), arXiv 2309.16609.
+  Extrapolates: with a base that does, further.
+
+  Attributes:
+    base: any encoding.
+    train_length: L, in tokens.
+  """
+
+  train_length: int = 512
+
+  def __post_init__(self):
+    if self.train_length < 2:
+      raise ConfigError(
+          f"train_length={self.train_length}: must be 2 or more (its logarithm"
+          " divides)."
+      )
+    super().__post_init__()
+
+  def scale_query(self, query, num_visible):
+    query = self.base.scale_query(query, num_visible)
+    logs = _log(num_visible, query)
+    factors = jnp.maximum(1, logs / math.log(self.train_length))
+    return scaled_query(query, num_visible, factors)
+
+
+class LearnedSink(Around):
+  """softmax over the keys and one logit more per head, which has no value.
+
+  A head may so attend to nothing. The logit is learned, 0 at init.
+
+  Source: Miller 2023 (the fixed logit 0); OpenAI 2025, arXiv 2508.10925,
+  section 2.2 (learned).
+  Extrapolates: no claim.
+
+  Attributes:
+    base: any encoding.
+  """
+
+  def setup(self):
+    self.logit = self.param(
+        "logit", jax.nn.initializers.zeros, (self.num_heads,)
+    )
+
+  def sink(self):
+    return self.logit
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftCapTile(TileAround):
+  """cap tanh(A / cap)."""
+
+  cap: float
+
+  def __call__(
+      self, params: Params, scores: TileScores, tile: Tile
+  ) -> TileScores:
+    if self.base is not None:
+      scores = self.base(params["base"], scores, tile)
+    return self.cap * jnp.tanh(scores / self.cap)
+
+
+class SoftCap(Around):
+  """A' = cap tanh(A / cap), A the base's scores, its bias included.
+
+  Source: Gemma Team 2024 (Gemma 2), arXiv 2408.00118, section 2.
+  Extrapolates: no claim.
+
+  Attributes:
+    base: any encoding.
+    cap: the bound of the logits.
+  """
+
+  cap: float = 50.0
+
+  def __post_init__(self):
+    if self.cap <= 0:
+      raise ConfigError(f"cap={self.cap}: must be above 0.")
+    super().__post_init__()
+
+  def score_mod(self) -> ScoreMod:
+    base = self.base.score_mod()
+    function = SoftCapTile(None if base is None else base.function, self.cap)
+    return ScoreMod(base_params(base), function)

@@ -1,0 +1,265 @@
+"""Pictures of what a model has learned, and their numbers as CSV files.
+
+bias: what a query far out adds to the scores of the keys before it, for every
+head of a layer: the static part B, the adaptive part A - S - B (DAPE's network)
+and the sum. effective-length: over how many tokens the heads' static biases
+reach (KERPLE, section A.5). map: B, A - S - B and A of a short text.
+
+  python -m dape_jax.plots bias --checkpoint=runs/my_run --query=8191
+  python -m dape_jax.plots effective-length --checkpoint runs/a runs/b \\
+      --output=runs/comparison
+  python -m dape_jax.plots map --checkpoint=runs/my_run --string="def f(x): ..."
+
+A checkpoint is the --workdir of a training run (the latest step) or a step in its
+checkpoints folder. `python -m dape_jax.plots COMMAND --help` has the flags.
+"""
+
+import argparse
+import pathlib
+import sys
+from typing import NoReturn
+
+from dape_jax import cli
+from dape_jax.errors import ConfigError, did_you_mean
+
+COMMANDS = ("bias", "effective-length", "map")
+_LONGEST_MAP = 1024
+
+
+class _Parser(argparse.ArgumentParser):
+  """Says what is wrong as the other scripts do."""
+
+  def error(self, message: str) -> NoReturn:
+    raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def _whole(text: str) -> int:
+  if not text.isdecimal():
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+  return int(text)
+
+
+def _positive(text: str) -> int:
+  if not text.isdecimal() or int(text) < 1:
+    raise argparse.ArgumentTypeError(f"{text!r} is not 1 or more")
+  return int(text)
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+  """Returns the parser of a sub-command's flags."""
+  parser = _Parser(
+      prog=f"plots {command}",
+      description=__doc__,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+      allow_abbrev=False,
+  )
+  add = parser.add_argument
+  several = command == "effective-length"
+  add(
+      "--checkpoint",
+      metavar="DIR",
+      required=True,
+      nargs="+" if several else None,
+      help="the runs to draw together" if several else "the run to draw",
+  )
+  add("--output", help="folder of the files; default: plots in the workdir")
+  if several:
+    add(
+        "--max_distance",
+        type=_positive,
+        default=65_536,
+        help="tokens; FIRE's bias, which depends on the query's position too, is"
+        " that of a query at this position (default %(default)s)",
+    )
+    return parser
+  add("--layer", help='from 0, or "all"; default: the middle one')
+  add("--text", metavar="FILE", help="the text; default: of the run's corpus")
+  add(
+      "--split",
+      default="test",
+      choices=["train", "validation", "test"],
+      help="of the corpus (default %(default)s): the middle one of its documents"
+      " that are long enough",
+  )
+  add(
+      "--data_dir",
+      default="",
+      help="folder of the prepared data; default: as in training",
+  )
+  if command == "bias":
+    add(
+        "--query",
+        type=_whole,
+        default=8191,
+        help="position of the query, from 0 (default %(default)s)",
+    )
+    add(
+        "--chunk",
+        type=_positive,
+        default=512,
+        help="tokens read at a time (default %(default)s)",
+    )
+  else:
+    add("--string", help="the text itself")
+    add(
+        "--length",
+        type=_positive,
+        default=64,
+        help=f"tokens, up to {_LONGEST_MAP} (default %(default)s)",
+    )
+    add("--heads", help="comma list, from 0; default: the first four")
+  return parser
+
+
+def _layers(text: str | None, num_layers: int) -> list[int]:
+  if text is None:
+    return [num_layers // 2]
+  if text == "all":
+    return list(range(num_layers))
+  if not text.isdecimal() or int(text) >= num_layers:
+    raise ConfigError(
+        f'--layer={text}: must be 0 to {num_layers - 1} or "all", for the'
+        f" checkpoint has {num_layers} layers."
+    )
+  return [int(text)]
+
+
+def _rows(flags, run, text, layers, num_queries: int, chunk: int):
+  """Yields the layers' rows, with a line on how large their parts are."""
+  import jax
+
+  from dape_jax.evaluation.extrapolation import Progress
+  from dape_jax.plots import bias, rows
+
+  progress = Progress(len(text.tokens), flags.checkpoint)
+  for found in rows.rows_of_layers(
+      run.config.model,
+      jax.device_put(run.params, jax.local_devices()[0]),
+      text.tokens,
+      layers,
+      num_queries=num_queries,
+      chunk=chunk,
+      on_tokens=progress.advance,
+  ):
+    progress.close()
+    sizes = bias.statistics(found)
+    print(
+        f"layer {found.layer}, root mean squares: scores S"
+        f" {sizes['scores']:.4g}, static B {sizes['static']:.4g}, adaptive"
+        f" A - S - B {sizes['adaptive']:.4g}, sum A - S {sizes['total']:.4g}"
+    )
+    yield found
+
+
+def _bias(flags, run, folder: pathlib.Path) -> None:
+  from dape_jax.plots import bias, files, text
+
+  layers = _layers(flags.layer, run.config.model.num_layers)
+  layers = bias.layers_with_bias(run, layers)
+  wanted = flags.query + 1
+  source = text.read_text(
+      run,
+      wanted,
+      text=flags.text,
+      split=flags.split,
+      data_dir=flags.data_dir,
+  )
+  text.require(source, f"--query={flags.query}", wanted)
+  for rows in _rows(flags, run, source, layers, 1, flags.chunk):
+    stem = f"bias_{files.stem_of(run)}_layer{rows.layer}_query{flags.query}"
+    heads = range(len(rows.scores))
+    csv = folder / f"{stem}.csv"
+    print(files.write_rows(rows, csv, heads=heads, with_query=False))
+    bias.draw_bias(run, rows, source.source, folder / f"{stem}.png")
+    print(folder / f"{stem}.png")
+
+
+def _map(flags, run, folder: pathlib.Path) -> None:
+  from dape_jax.plots import files, map, text
+
+  if flags.length > _LONGEST_MAP:
+    raise ConfigError(
+        f"--length={flags.length}: must be up to {_LONGEST_MAP}, a map has as"
+        " many numbers as its square."
+    )
+  if flags.text is not None and flags.string is not None:
+    raise ConfigError("--string and --text: give one of them.")
+  layers = _layers(flags.layer, run.config.model.num_layers)
+  heads = map.choose_heads(run, flags.heads)
+  source = text.read_text(
+      run,
+      flags.length,
+      text=flags.text,
+      string=flags.string,
+      split=flags.split,
+      data_dir=flags.data_dir,
+  )
+  text.require(source, f"--length={flags.length}", 1)
+  length = len(source.tokens)
+  for rows in _rows(flags, run, source, layers, length, length):
+    stem = f"map_{files.stem_of(run)}_layer{rows.layer}_length{length}"
+    csv = folder / f"{stem}.csv"
+    print(files.write_rows(rows, csv, heads=heads, with_query=True))
+    map.draw_map(run, rows, heads, source.source, folder / f"{stem}.png")
+    print(folder / f"{stem}.png")
+
+
+def _effective_length(flags, loaded, folder: pathlib.Path) -> None:
+  from dape_jax.evaluation.runs import run_names
+  from dape_jax.plots import effective_length, files
+
+  names = run_names(loaded)
+  lengths = [
+      effective_length.lengths_of_run(run, flags.max_distance) for run in loaded
+  ]
+  stem = "effective_length"
+  if len(loaded) == 1:
+    stem += f"_{files.stem_of(loaded[0])}"
+  paths = folder / f"{stem}.csv", folder / f"{stem}.png"
+  arguments = (loaded, names, lengths)
+  effective_length.write_lengths(*arguments, paths[0], flags.max_distance)
+  effective_length.draw_lengths(*arguments, paths[1], flags.max_distance)
+  print(*paths, sep="\n")
+
+
+def main(argv: list[str]) -> None:
+  """Runs one sub-command.
+
+  Args:
+    argv: sub-command and flags.
+
+  Raises:
+    ConfigError: they are wrong, or the checkpoint or the text is.
+  """
+  if not argv or argv[0] in ("-h", "--help"):
+    print(__doc__.strip())
+    if not argv:
+      raise ConfigError(f"name a sub-command: {', '.join(COMMANDS)}.")
+    return
+  command, *rest = argv
+  if command not in COMMANDS:
+    raise ConfigError(
+        f"unknown sub-command {command!r}.{did_you_mean(command, COMMANDS)}"
+    )
+  flags = _parser(command).parse_args(rest)
+  folders = flags.checkpoint
+  folders = folders if isinstance(folders, list) else [folders]
+  if len(folders) > 1 and not flags.output:
+    raise ConfigError("--checkpoint: several of them need --output=DIR.")
+  # Orbax takes seconds to start; a wrong flag is told at once.
+  from dape_jax.evaluation import report, runs
+
+  loaded = [runs.load_run(folder) for folder in folders]
+  output = pathlib.Path(flags.output or loaded[0].workdir / "plots")
+  report.make_folder(output)
+  if command == "effective-length":
+    _effective_length(flags, loaded, output)
+  elif command == "bias":
+    _bias(flags, loaded[0], output)
+  else:
+    _map(flags, loaded[0], output)
+
+
+if __name__ == "__main__":
+  # No flags are left for absl, whose flags know no sub-commands.
+  cli.run(lambda _: main(sys.argv[1:]), ["plots"])

@@ -1,0 +1,188 @@
+"""KERPLE's figure: how many heads stop attending within how many tokens.
+
+Chi et al. 2022, section A.5, arXiv 2205.09921: the effective length of a head is
+the smallest distance at which its static bias is below -2, that is where a key
+keeps less than exp(-2) = 14% of the weight that its score gives it.
+"""
+
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from dape_jax.encodings.base import Tile
+from dape_jax.encodings.effective_length import (
+    bias_of_distances,
+    effective_lengths,
+)
+from dape_jax.errors import ConfigError
+from dape_jax.evaluation import figure as evaluation_figure
+from dape_jax.evaluation.runs import Run
+from dape_jax.models.layers import is_shared
+from dape_jax.plots.files import new_figure
+from dape_jax.plots.rows import encoding_of_layer
+
+
+def lengths_of_run(run: Run, max_distance: int) -> dict[int, np.ndarray]:
+  """Returns the effective length of each head of the layers with a static bias.
+
+  Where it is larger than max_distance the result is max_distance + 1. A bias
+  that depends on the query's position as well (FIRE) is that of a query at
+  position max_distance. Layers without a static bias are left out.
+
+  Args:
+    run: the checkpoint.
+    max_distance: the largest distance that is looked at.
+
+  Returns:
+    {layer: int [N]}; where all layers share the encoding, the first one only.
+
+  Raises:
+    ConfigError: no layer has a static bias.
+  """
+  model = run.config.model
+  layers = range(1 if is_shared(model) else model.num_layers)
+  lengths, reasons = {}, {}
+  for layer in layers:
+    encoding = encoding_of_layer(model, run.params, layer)
+    reason = _why_none(encoding)
+    if reason is None:
+      bias = bias_of_distances(encoding, encoding.variables, max_distance)
+      lengths[layer] = effective_lengths(bias, max_distance)
+    else:
+      name, _ = model.layer_kinds[layer % len(model.layer_kinds)]
+      reasons[name] = reason
+  why = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
+  if not lengths:
+    raise ConfigError(
+        f"{run.checkpoint}: encoding {why}, so its heads have no effective"
+        " length; choose checkpoints of encodings with a static bias, or draw"
+        " this one with the sub-command bias."
+    )
+  if why:
+    print(f"{run.checkpoint}: layers left out: {why}", file=sys.stderr)
+  return lengths
+
+
+def _why_none(encoding) -> str | None:
+  """Returns why the encoding has no static bias, or None if it has one."""
+  score_mod = encoding.score_mod()
+  if score_mod is None:
+    return "adds nothing to the scores"
+  if encoding.key_features:
+    return "has a bias that depends on the tokens"
+  tile = Tile(jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.int32))
+  bias = score_mod.function.bias(score_mod.params, tile, jnp.float32)
+  return "has no static bias" if bias is None else None
+
+
+def depends_on_position(run: Run, max_distance: int) -> bool:
+  """Returns whether a distance's bias is another for another query (FIRE)."""
+  model = run.config.model
+  for layer in range(len(model.layer_kinds)):
+    encoding = encoding_of_layer(model, run.params, layer)
+    if _why_none(encoding) is None:
+      half = max_distance // 2
+      distances = np.unique(np.geomspace(1, half + 1, 64).astype(int)) - 1
+      near, far = (
+          np.asarray(
+              bias_of_distances(encoding, encoding.variables, query)(distances)
+          )
+          for query in (half, max_distance)
+      )
+      if not np.allclose(near, far, rtol=1e-3, atol=1e-3):
+        return True
+  return False
+
+
+def write_lengths(
+    runs: Sequence[Run],
+    names: Sequence[str],
+    lengths: Sequence[dict[int, np.ndarray]],
+    path: os.PathLike,
+    max_distance: int,
+) -> pathlib.Path:
+  """Writes a CSV file: run, encoding, layer, head, effective_length.
+
+  The length is empty where it is larger than max_distance, the layer "all" where
+  layers share one encoding.
+
+  Args:
+    runs, names: the checkpoints, and what they are called.
+    lengths: of each run, from `lengths_of_run`.
+    path: of the file.
+    max_distance: as in `lengths_of_run`.
+  """
+  lines = ["run,encoding,layer,head,effective_length"]
+  for run, name, of_run in zip(runs, names, lengths, strict=True):
+    kinds = run.config.model.layer_kinds
+    for layer, of_heads in of_run.items():
+      shown = "all" if is_shared(run.config.model) else layer
+      encoding, _ = kinds[layer % len(kinds)]
+      for head, length in enumerate(of_heads):
+        found = length if length <= max_distance else ""
+        lines.append(f"{name},{encoding},{shown},{head},{found}")
+  pathlib.Path(path).write_text("\n".join(lines) + "\n")
+  return pathlib.Path(path)
+
+
+def draw_lengths(
+    runs: Sequence[Run],
+    names: Sequence[str],
+    lengths: Sequence[dict[int, np.ndarray]],
+    path: os.PathLike,
+    max_distance: int,
+) -> None:
+  """Draws the number of heads with an effective length of at most d, over d.
+
+  Args: as of `write_lengths`; the path is that of a PNG file.
+  """
+  from matplotlib import ticker
+
+  figure = new_figure(8, 5)
+  axes = figure.add_subplot()
+  axes.set_xscale("log", base=2)
+  train_lengths = {run.config.data.length for run in runs}
+  largest = 0
+  for number, (run, name, of_run) in enumerate(
+      zip(runs, names, lengths, strict=True)
+  ):
+    flat = np.sort(np.concatenate(list(of_run.values())))
+    within = flat[flat <= max_distance]
+    x = np.concatenate([[1], within, [max_distance]])
+    y = np.concatenate([[0], np.arange(1, len(within) + 1), [len(within)]])
+    label = evaluation_figure.describe(
+        {
+            "name": name,
+            "encoding": run.config.model.encoding,
+            "train_length": run.config.data.length,
+        }
+    )
+    label += f"\n{len(within)} of {len(flat)} heads below -2"
+    if depends_on_position(run, max_distance):
+      label += f", seen from position {max_distance:,}"
+    color = f"C{number % 10}"
+    axes.step(x, y, where="post", color=color, linewidth=2, label=label)
+    largest = max(largest, len(flat))
+  for train_length in train_lengths:
+    axes.axvline(train_length, color="0.2", linewidth=1, linestyle=":")
+  axes.plot(
+      [], [], color="0.2", linewidth=1, linestyle=":", label="training length"
+  )
+  axes.set_xlim(1, max_distance)
+  axes.set_ylim(0, largest * 1.05)
+  axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f"{x:.0f}"))
+  axes.yaxis.set_major_locator(ticker.MaxNLocator(nbins=8, integer=True))
+  axes.grid(color="0.9")
+  axes.set_axisbelow(True)
+  axes.set_xlabel("distance d (tokens)")
+  axes.set_ylabel("heads with effective length of at most d")
+  axes.set_title(
+      "Effective length: smallest distance with a static bias below -2",
+      fontsize=11,
+  )
+  axes.legend(fontsize=9, frameon=False)
+  figure.savefig(path)

@@ -1,0 +1,251 @@
+"""Every encoding in every implementation of attention: numbers, gradients, laws.
+
+A new registry name is a new case here, of which nothing can be left out.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import assert_close
+from encoding_cases import (
+    CASES,
+    HEAD_DIM,
+    HEADS,
+    LENGTH,
+    inputs,
+    jit,
+    parameters,
+    program,
+    projected,
+    self_attention,
+)
+
+import dape_jax
+from dape_jax.attention import (
+    append_to_slots,
+    pallas_tpu,
+    pallas_tpu_v2,
+    target,
+    tiling,
+)
+
+SHAPE = (2, LENGTH, HEADS, HEAD_DIM)
+# One row of documents A, B and C between padding, one row of one document.
+A, B, C = slice(2, 11), slice(11, 12), slice(12, 20)
+WHOLE = np.arange(LENGTH)
+POSITIONS = np.zeros((2, LENGTH), np.int32)
+IDS = np.zeros((2, LENGTH), np.int32)
+for number, part in enumerate((A, B, C)):
+  POSITIONS[0, part] = WHOLE[: part.stop - part.start]
+  IDS[0, part] = number + 1
+POSITIONS[1], IDS[1] = WHOLE, 7
+
+
+@pytest.fixture(autouse=True)
+def several_tiles(monkeypatch):
+  monkeypatch.setattr(tiling, "CPU_BLOCKS", (8, 12))
+  monkeypatch.setattr(tiling, "CPU_BLOCKS_OF_FOUR", (8, 12))
+
+
+def use_interpreted_kernels(monkeypatch):
+  monkeypatch.setattr(target, "target_platform", lambda: "tpu")
+  for module in (pallas_tpu, pallas_tpu_v2):
+    monkeypatch.setattr(
+        module,
+        "pallas_attention",
+        functools.partial(module.pallas_attention, interpret=True),
+    )
+
+
+def cotangent(seed=5):
+  return np.float32(np.random.default_rng(seed).normal(size=SHAPE))
+
+
+def expected_of(name, positions=POSITIONS, **options):
+  """Returns output and gradients of the reference in float64."""
+  with jax.enable_x64(True):
+    wide = lambda x: jnp.asarray(x, jnp.float64)
+    run = program(name, "reference", **options)
+    return jax.tree.map(
+        np.asarray,
+        run(
+            jax.tree.map(wide, parameters(name)),
+            wide(inputs()),
+            positions,
+            IDS,
+            wide(cotangent()),
+        ),
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_implementations_equal_float64_and_keep_the_laws(name, monkeypatch):
+  expected = expected_of(name)
+  for gradient in jax.tree.leaves(expected):
+    assert gradient.any(), "something has no effect"
+  for implementation in ("reference", "chunked", "pallas_tpu"):
+    if implementation == "pallas_tpu":
+      use_interpreted_kernels(monkeypatch)
+      if not kernels_support(name):
+        with pytest.raises(NotImplementedError, match="'pallas_tpu': "):
+          self_attention(
+              name, "pallas_tpu", parameters(name), inputs(), POSITIONS, IDS
+          )
+        continue
+    run = functools.partial(program(name, implementation), parameters(name))
+    out, gradients = run(inputs(), POSITIONS, IDS, cotangent())
+    try:
+      assert_close((out, gradients), expected, 1e-3)
+      check_repetition(run, out, gradients)
+      check_padding(run, out, gradients)
+      check_documents(run, out)
+      check_causality(run)
+      if CASES[name].depends_on_distance_only:
+        check_shift(run, CASES[name].far, out, gradients)
+    except AssertionError as error:
+      raise AssertionError(f"implementation={implementation!r}") from error
+
+
+def kernels_support(name):
+  encoding = CASES[name].encoding.bind({"params": parameters(name)})
+  score_mod = encoding.score_mod()
+  features = encoding.features(inputs(), *projected(inputs())[:2])
+  return features == (None, None) and (
+      score_mod is None or score_mod.function.in_kernel
+  )
+
+
+def check_repetition(run, out, gradients):
+  """T2: bit for bit."""
+  again = run(inputs(), POSITIONS, IDS, cotangent())
+  jax.tree.map(np.testing.assert_array_equal, again, (out, gradients))
+
+
+def check_padding(run, out, gradients):
+  """T9, T13: padding sees nothing, and whatever it holds reaches nothing."""
+  dirty = inputs().copy()
+  dirty[IDS == 0] = np.nan
+  again = run(dirty, POSITIONS, IDS, cotangent())
+  jax.tree.map(np.testing.assert_array_equal, again, (out, gradients))
+  assert not out[IDS == 0].any()
+  assert not gradients[1][IDS == 0].any()
+
+
+def check_documents(run, out):
+  """T6, T8: packed, left-padded and right-padded documents are the same."""
+  x, positions, ids = np.zeros_like(inputs()), POSITIONS * 0, IDS * 0
+  first, last = slice(0, 9), slice(LENGTH - 8, LENGTH)
+  for row, (slot, part) in enumerate(((first, A), (last, C))):
+    x[row, slot] = inputs()[0, part]
+    positions[row, slot] = POSITIONS[0, part]
+    ids[row, slot] = 5
+  alone, _ = run(x, positions, ids, cotangent())
+  np.testing.assert_allclose(alone[0, first], out[0, A], atol=2e-5)
+  np.testing.assert_allclose(alone[1, last], out[0, C], atol=2e-5)
+
+
+def check_causality(run):
+  """The gradient of an output to inputs that follow is exactly 0."""
+  picked = np.zeros(SHAPE, np.float32)
+  picked[1, 10] = cotangent()[1, 10]
+  _, (_, gradient) = run(inputs(), POSITIONS, IDS, picked)
+  assert gradient[1, :11].all(-1).all()
+  np.testing.assert_array_equal(gradient[1, 11:], 0)
+  np.testing.assert_array_equal(gradient[0], 0)
+
+
+def check_shift(run, far, out, gradients):
+  """T5."""
+  moved = run(inputs(), POSITIONS + far, IDS, cotangent())
+  assert_close(moved, (out, gradients), 2e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bfloat16_activations_far_out(name):
+  """T5: positions are never rounded, where bfloat16 steps by 512."""
+  positions = POSITIONS + CASES[name].far
+  run = jit(functools.partial(self_attention, name, None))
+  x = jnp.asarray(inputs(), jnp.bfloat16)
+  out = run(parameters(name), x, positions, IDS)
+  assert out.dtype == jnp.bfloat16
+  expected, _ = expected_of(name, positions)
+  np.testing.assert_allclose(np.float32(out), expected, atol=0.1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_chunks_through_the_cache_equal_the_whole(name):
+  """T4: chunks of 6, and one token at a time, behind left padding."""
+  positions, ids = POSITIONS[1], IDS.copy()
+  ids[0] = np.where(WHOLE < 4, 0, 3)
+  positions = np.stack([np.maximum(positions - 4, 0), positions])
+  params = parameters(name)
+  whole = jit(functools.partial(self_attention, name, None))(
+      params, inputs(), positions, ids
+  )
+
+  @jit
+  def step(x, start, keys, values, features):
+    encoding = CASES[name].encoding.bind({"params": params})
+    size, filled = x.shape[1], start + x.shape[1]
+    here, seen = (
+        jax.lax.dynamic_slice_in_dim(jnp.asarray(y), start, size, 1)
+        for y in (positions, ids)
+    )
+    x = encoding.embed(x, here)
+    query, key, value = projected(x)
+    before = jax.lax.dynamic_index_in_dim(
+        features, jnp.maximum(start - 1, 0), 1, keepdims=False
+    )
+    q_features, kv_features = encoding.features(
+        x,
+        query,
+        key,
+        segment_ids=seen,
+        previous=jnp.where(start > 0, before, 0),
+    )
+    query = encoding.scale_query(query, here + 1)
+    query, key = encoding.rotate(query, key, here, here)
+    keys = append_to_slots(keys, key, filled)
+    values = append_to_slots(values, value, filled)
+    if kv_features is not None:
+      features = append_to_slots(features, kv_features, filled)
+    out = dape_jax.attention(
+        query,
+        keys,
+        values,
+        encoding.score_mod(),
+        q_positions=here,
+        kv_positions=positions,
+        q_segment_ids=seen,
+        kv_segment_ids=jnp.where(WHOLE[None] < filled, ids, 0),
+        q_features=q_features,
+        kv_features=None if kv_features is None else features,
+        sink=encoding.sink(),
+    )
+    return out, keys, values, features
+
+  for size in (6, 1):
+    # What a slot holds before its token comes must not matter (T13).
+    slots = [jnp.full(SHAPE, jnp.nan)] * 2
+    slots.append(
+        jnp.full((*SHAPE[:2], CASES[name].encoding.key_features), jnp.nan)
+    )
+    for start in range(0, LENGTH if size > 1 else 9, size):
+      part = slice(start, start + size)
+      out, *slots = step(inputs()[:, part], start, *slots)
+      np.testing.assert_allclose(out, whole[:, part], atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["t5", "kerple_log", "fire", "fox", "transformer_xl", "cope", "dape_v2_t5"],
+)
+def test_both_directions(name):
+  """Encoders: keys after the query too."""
+  expected = expected_of(name, causal=False)
+  run = program(name, "chunked", causal=False)
+  ours = run(parameters(name), inputs(), POSITIONS, IDS, cotangent())
+  assert_close(ours, expected, 1e-3)

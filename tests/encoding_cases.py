@@ -1,0 +1,161 @@
+"""Self-attention with every encoding, as one small program of its inputs.
+
+What a check needs to vary (positions, documents, padding, what is differentiated)
+is data of the program, so that each is compiled once.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import dape_jax
+from dape_jax import encodings
+
+# These programs take longer to compile than to run.
+jit = functools.partial(
+    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
+)
+
+HEADS, HEAD_DIM, WIDTH, LENGTH = 2, 4, 6, 24
+# Options that keep networks small and put borders inside LENGTH.
+_OPTIONS = {
+    "width": 5,
+    "fire_width": 5,
+    "threshold": 6.0,
+    "max_length": 80_000,
+    "max_distance": 20,
+    "num_buckets": 8,
+    "train_length": 8,
+    "max_position": 7,
+    "dimension": 8,
+    "sinusoid_width": 6,
+    "center": 32_937,
+}
+# What depends on a token's position other than through its distance to others.
+_ABSOLUTE_BASES = ("fire", "learned", "sinusoidal")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """An encoding under test, and which laws it keeps."""
+
+  encoding: dape_jax.PositionalEncoding
+  base: str
+
+  @property
+  def depends_on_distance_only(self) -> bool:
+    return self.base not in _ABSOLUTE_BASES
+
+  @property
+  def far(self) -> int:
+    """A position far out, where bfloat16 and float16 hold no integers."""
+    # xPos scales queries and keys apart, as far as float32 reaches.
+    return 65_000 if self.base == "xpos" else 70_000
+
+
+def registered(name: str, **options) -> Case:
+  """Returns the case of a registered encoding."""
+  small = {k: v for k, v in _OPTIONS.items() if k in encodings.options(name)}
+  encoding = encodings.make(name, num_heads=HEADS, **small | options)
+  return Case(encoding, encodings.registry.split_name(name)[1])
+
+
+def _composed() -> dict[str, Case]:
+  cases = {
+      f"dape_kerple_log, form {form}": registered("dape_kerple_log", form=form)
+      for form in ("concat", "add_residual")
+  }
+  modifiers = dict(sink=True, soft_cap=3.0)
+  cases["dape_alibi, ssmax, sink, soft cap"] = registered(
+      "dape_alibi", ssmax=True, **modifiers
+  )
+  cases["fox, log n, sink, soft cap"] = registered(
+      "fox", log_n=4, **modifiers
+  )
+  make = functools.partial(encodings.make, num_heads=HEADS)
+  cases["rope + kerple_log"] = Case(
+      dape_jax.Sum(make("rope"), make("kerple_log")), "rope"
+  )
+  cases["dape_v2 of fox + t5"] = Case(
+      dape_jax.DapeV2(dape_jax.Sum(make("fox"), make("t5")), width=5), "fox"
+  )
+  return cases
+
+
+CASES = {name: registered(name) for name in encodings.names()} | _composed()
+
+
+@functools.cache
+def parameters(name: str) -> dict[str, Any]:
+  """Returns random parameters, none of them zero, as NumPy arrays."""
+  encoding = CASES[name].encoding
+  x = jnp.ones((1, 1, WIDTH))
+  heads = jnp.ones((1, 1, HEADS, HEAD_DIM))
+
+  def init(module):
+    module.embed(x, jnp.zeros(1, jnp.int32))
+    module.features(x, heads, heads)
+
+  with jax.enable_x64(False):
+    variables = encoding.init(jax.random.key(0), method=init)
+  generator = np.random.default_rng(1)
+  return jax.tree.map(
+      lambda p: np.asarray(p) + np.float32(0.3 * generator.normal(size=p.shape)),
+      dict(variables.get("params", {})),
+  )
+
+
+@functools.cache
+def inputs() -> np.ndarray:
+  """Returns x [2, LENGTH, WIDTH], numbers that bfloat16 holds."""
+  x = np.random.default_rng(2).normal(size=(2, LENGTH, WIDTH))
+  return np.float32(jnp.asarray(x, jnp.bfloat16))
+
+
+def projected(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns query, key and value [B, T, N, H] of x [B, T, D]."""
+  kernels = np.random.default_rng(3).normal(size=(3, WIDTH, HEADS, HEAD_DIM))
+  return tuple(
+      jnp.einsum("btd,dnh->btnh", x, jnp.asarray(kernel / 2, x.dtype))
+      for kernel in kernels
+  )
+
+
+def self_attention(name, implementation, params, x, positions, ids, **options):
+  """Returns [B, T, N, H]."""
+  encoding = CASES[name].encoding.bind({"params": params})
+  x = encoding.embed(x, positions)
+  return dape_jax.attend(
+      encoding,
+      x,
+      *projected(x),
+      positions=positions,
+      segment_ids=ids,
+      implementation=implementation,
+      **options,
+  )
+
+
+def program(name, implementation, **options):
+  """Returns a compiled function to outputs and gradients.
+
+  Its arguments are parameters, x, positions, segment ids and the cotangent of the
+  output; its results the output and the gradients of parameters and x.
+  """
+
+  @jit
+  def run(params, x, positions, ids, cotangent):
+    out, pull = jax.vjp(
+        lambda params, x: self_attention(
+            name, implementation, params, x, positions, ids, **options
+        ),
+        params,
+        x,
+    )
+    return out, pull(cotangent)
+
+  return run
