@@ -19,6 +19,22 @@ from dape_jax.errors import ConfigError
         ({"model": {"num_kv_heads": 5}}, "config.model.num_kv_heads=5"),
         ({"model": {"dtype": "float16"}}, "config.model.dtype='float16'"),
         ({"model": {"encoding_options": [1]}}, "must be a mapping"),
+        ({"model": {"windows": 5}}, "config.model.windows=5: must be a tuple"),
+        ({"model": {"windows": (0, -1)}}, "0 for none"),
+        ({"model": {"windows": (0,) * 5}}, "repeat after 5 layers"),
+        ({"model": {"encoding": "a,b,c,d,e"}}, "repeat after 5 layers"),
+        (
+            {"model": {"encoding": "rope,nope", "share_encoding": True}},
+            "needs one encoding",
+        ),
+        ({"train": {"max_position": 100}}, "at least config.data.length=512"),
+        (
+            {
+                "train": {"max_position": 1000},
+                "model": {"encoding_options": {"ssmax": True}},
+            },
+            "encoding_options.ssmax counts the keys",
+        ),
         ({"model": None}, "config.model=None: must be a section"),
         ({"data": {"length": -1}}, "config.data.length=-1"),
         ({"data": {"packing": "segment"}}, 'Did you mean "segments"'),
@@ -38,4 +54,8 @@ def test_dicts_come_back():
       {"seed": 3, "model": {"encoding_options": {"width": 16}}}
   )
   assert experiment_from_dict(experiment_to_dict(config)) == config
+  # As JSON has it, a list.
+  config = experiment_from_dict({"model": {"windows": [0, 128]}})
+  assert config.model.windows == (0, 128)
+  config = experiment_from_dict({"model": {"encoding_options": {"width": 16}}})
   assert hash(config.model) == hash(ModelConfig(encoding_options={"width": 16}))

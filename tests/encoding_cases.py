@@ -45,10 +45,11 @@ class Case:
 
   encoding: dape_jax.PositionalEncoding
   base: str
+  scales_by_length: bool = False
 
   @property
   def depends_on_distance_only(self) -> bool:
-    return self.base not in _ABSOLUTE_BASES
+    return not (self.scales_by_length or self.base in _ABSOLUTE_BASES)
 
   @property
   def far(self) -> int:
@@ -61,7 +62,11 @@ def registered(name: str, **options) -> Case:
   """Returns the case of a registered encoding."""
   small = {k: v for k, v in _OPTIONS.items() if k in encodings.options(name)}
   encoding = encodings.make(name, num_heads=HEADS, **small | options)
-  return Case(encoding, encodings.registry.split_name(name)[1])
+  return Case(
+      encoding,
+      encodings.registry.split_name(name)[1],
+      bool({"ssmax", "log_n"} & set(options)),
+  )
 
 
 def _composed() -> dict[str, Case]:
@@ -73,9 +78,7 @@ def _composed() -> dict[str, Case]:
   cases["dape_alibi, ssmax, sink, soft cap"] = registered(
       "dape_alibi", ssmax=True, **modifiers
   )
-  cases["fox, log n, sink, soft cap"] = registered(
-      "fox", log_n=4, **modifiers
-  )
+  cases["fox, log n, sink, soft cap"] = registered("fox", log_n=4, **modifiers)
   make = functools.partial(encodings.make, num_heads=HEADS)
   cases["rope + kerple_log"] = Case(
       dape_jax.Sum(make("rope"), make("kerple_log")), "rope"
@@ -93,8 +96,8 @@ CASES = {name: registered(name) for name in encodings.names()} | _composed()
 def parameters(name: str) -> dict[str, Any]:
   """Returns random parameters, none of them zero, as NumPy arrays."""
   encoding = CASES[name].encoding
-  x = jnp.ones((1, 1, WIDTH))
-  heads = jnp.ones((1, 1, HEADS, HEAD_DIM))
+  x = np.ones((1, 1, WIDTH), np.float32)
+  heads = np.ones((1, 1, HEADS, HEAD_DIM), np.float32)
 
   def init(module):
     module.embed(x, jnp.zeros(1, jnp.int32))
@@ -104,7 +107,8 @@ def parameters(name: str) -> dict[str, Any]:
     variables = encoding.init(jax.random.key(0), method=init)
   generator = np.random.default_rng(1)
   return jax.tree.map(
-      lambda p: np.asarray(p) + np.float32(0.3 * generator.normal(size=p.shape)),
+      lambda p: np.asarray(p)
+      + np.float32(0.3 * generator.normal(size=p.shape)),
       dict(variables.get("params", {})),
   )
 

@@ -1,4 +1,4 @@
-"""The README's example runs as it stands."""
+"""The README's examples run as they stand, one after the other."""
 
 import pathlib
 import re
@@ -6,7 +6,13 @@ import re
 README = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
 
 
-def test_the_example_runs(capsys):
-  (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-  exec(compile(example, "README.md", "exec"), {"__name__": "readme"})
-  assert capsys.readouterr().out.strip() == "(2, 128, 768)"
+def test_the_examples_run(capsys):
+  examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+  scope = {"__name__": "readme"}
+  for example in examples:
+    exec(compile(example, "README.md", "exec"), scope)
+  assert capsys.readouterr().out.splitlines() == [
+      "(2, 128, 768)",
+      "(2, 128, 768)",
+      "(2, 128, 12, 64)",
+  ]

@@ -76,11 +76,22 @@ def num_visible_keys(
   """Returns how many keys each query sees, int32 [T] or [B, T].
 
   For documents whose positions are 0, 1, 2, ... without gaps. Without causality
-  a query sees its whole document, less what is outside the window.
+  a query sees its whole document, less what is outside the window. Padding sees
+  none.
 
   Args:
     positions, segment_ids, causal, window: see `attend`.
   """
+  seen = _num_visible(positions, segment_ids, causal, window)
+  if segment_ids is None:
+    return seen
+  return jnp.where(segment_ids == 0, 0, seen)
+
+
+def _num_visible(positions, segment_ids, causal, window):
+  """Returns as `num_visible_keys`, anything for padding."""
+  if segment_ids is not None:
+    positions = jnp.broadcast_to(positions, segment_ids.shape)
   before = positions + 1
   if causal:
     return before if window is None else jnp.minimum(before, window)

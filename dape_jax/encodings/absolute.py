@@ -106,7 +106,8 @@ class Learned(PositionalEncoding):
         " larger max_length.",
         beside=x,
     )
-    table = table.astype(jnp.promote_types(x.dtype, jnp.float32))
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    table = jnp.asarray(table, dtype)
     positions = jnp.asarray(positions, jnp.int32)
     # NaN for a position outside that the check let through.
     rows = table.at[positions].get(mode="fill", fill_value=jnp.nan)

@@ -234,7 +234,7 @@ class PositionalEncoding(nn.Module):
   def scale_query(self, query: jax.Array, num_visible: jax.Array) -> jax.Array:
     """Returns query [B, T, N, H] scaled by how many keys each query sees.
 
-    num_visible is int32 [T] or [B, T].
+    num_visible is int32 [T] or [B, T], and 0 for padding.
     """
     del num_visible
     return query

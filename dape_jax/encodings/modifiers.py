@@ -19,11 +19,14 @@ def scaled_query(
 
   Args:
     query: queries.
-    num_visible: [T] or [B, T], which tells whether factors have a batch axis.
+    num_visible: [T] or [B, T], how many keys each query sees; 0 for padding.
     factors: [T, N or 1] or [B, T, N or 1].
   """
+  # Padding may hold NaN, which would reach the gradient of the factors.
+  kept = num_visible[..., None] > 0
   if num_visible.ndim == 1:
-    factors = factors[None]
+    factors, kept = factors[None], kept[None]
+  query = jnp.where(kept[..., None], query, 0)
   scaled = query.astype(factors.dtype) * factors[..., None]
   return scaled.astype(query.dtype)
 

@@ -1,6 +1,6 @@
 """The reference page of all encodings, from their docstrings and the registry.
 
-  python -m dape_jax.encodings.reference_page > docs/encodings.md
+python -m dape_jax.encodings.reference_page > docs/encodings.md
 """
 
 import inspect

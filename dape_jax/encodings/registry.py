@@ -153,9 +153,7 @@ def options(name: str) -> dict[str, Any]:
     ConfigError: the name is unknown; the nearest valid one is given.
   """
   wrapper, base = _split(name)
-  return (
-      _base_defaults(wrapper, base) | _wrapper_defaults(wrapper) | _MODIFIERS
-  )
+  return _base_defaults(wrapper, base) | _wrapper_defaults(wrapper) | _MODIFIERS
 
 
 def _check_type(key: str, value: Any, expected: type) -> None:

@@ -87,7 +87,9 @@ class RunningSumTile(AdditiveBias):
 
   def bias(self, params: Params, tile: Tile, dtype: jnp.dtype) -> TileScores:
     del params
-    of_queries = given(tile.q_features, "a bias of running sums").T.astype(dtype)
+    of_queries = given(tile.q_features, "a bias of running sums").T.astype(
+        dtype
+    )
     of_keys = given(tile.kv_features, "a bias of running sums").T.astype(dtype)
     parts = of_queries[:, :, None] - of_keys[:, None, :]
     between = parts.reshape(2, -1, *parts.shape[1:]).sum(0)

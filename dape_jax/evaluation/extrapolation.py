@@ -1,5 +1,6 @@
 """Perplexity at several context lengths, on the same tokens."""
 
+import functools
 import sys
 import time
 from collections.abc import Sequence
@@ -71,7 +72,8 @@ def evaluate(
   """Returns one row of results per length, all on the same tokens.
 
   Args:
-    model: see `make_segment_nats`.
+    model: see `make_segment_nats`; `model.at_length(length)` is the model for
+      texts of up to that many tokens.
     params: its parameters.
     split: of a `data.Corpus`: `.tokens` and `.starts`.
     tokenizer: of the corpus; only `.num_bytes` is used.
@@ -112,7 +114,8 @@ def evaluate(
   num_bytes = int(tokenizer.num_bytes(targets).sum())
   # Other lengths often ask for the same readings, crops above all.
   known: dict[Segment, np.ndarray] = {}
-  segment_nats = make_segment_nats(model)
+  # What a model's encoding makes of the length is settled before a text is read.
+  segment_nats_of = functools.cache(make_segment_nats)
   # Once, and not in every step.
   params = jax.device_put(params, jax.local_devices()[0])
   distinct = {s for plan in read + cropped for region in plan for s in region}
@@ -120,9 +123,10 @@ def evaluate(
 
   def score(plan: list[list[Segment]]) -> list[np.ndarray]:
     new = {s for region in plan for s in region} - known.keys()
+    longest = max((s.length for s in new), default=1)
     known.update(
         score_segments(
-            segment_nats,
+            segment_nats_of(model.at_length(longest)),
             params,
             split,
             new,

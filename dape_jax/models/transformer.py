@@ -1,10 +1,13 @@
 """Decoder-only language model with any position encoding."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dape_jax import encodings
 from dape_jax.array_typing import Logits, Positions, SegmentIds, Tokens
 from dape_jax.attention.cache import (
     Cache,
@@ -119,6 +122,10 @@ class Transformer(nn.Module):
       positions = np.arange(tokens.shape[1], dtype=np.int32)
       if cache is not None:
         positions = positions + cache.filled
+    if segment_ids is not None:
+      # Padding has no position that a table or a limit would have to reach.
+      positions = jnp.broadcast_to(positions, tokens.shape)
+      positions = jnp.where(segment_ids == 0, 0, positions)
     slots = None
     if cache is None:
       context = Context(positions, segment_ids, positions, segment_ids)
@@ -175,6 +182,19 @@ class Transformer(nn.Module):
     shape = (1, 1, config.num_heads, config.width // config.num_heads)
     heads = jnp.zeros(shape, x_BxTxD.dtype)
     self.encoding.features(x_BxTxD[:1, :1], heads, heads)
+
+  @nn.nowrap
+  def at_length(self, length: int) -> "Transformer":
+    """Returns the model for texts of up to `length` tokens.
+
+    Another one only if its encoding has the option "length", on which all keys of
+    a cache must agree (dynamic NTK).
+    """
+    config = self.config
+    if not any("length" in encodings.options(n) for n in config.encodings):
+      return self
+    options = {**config.encoding_options, "length": length}
+    return Transformer(dataclasses.replace(config, encoding_options=options))
 
   @nn.nowrap
   def empty_cache(self, batch_size: int, capacity: int) -> Cache:

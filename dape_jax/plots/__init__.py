@@ -2,8 +2,8 @@
 
 from dape_jax.plots.bias import draw_bias
 from dape_jax.plots.effective_length import draw_lengths, lengths_of_run
-from dape_jax.plots.map import draw_map
 from dape_jax.plots.rows import Rows, rows_of_layers
+from dape_jax.plots.score_map import draw_map
 
 __all__ = [
     "Rows",

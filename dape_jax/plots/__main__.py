@@ -6,8 +6,8 @@ and the sum. effective-length: over how many tokens the heads' static biases
 reach (KERPLE, section A.5). map: B, A - S - B and A of a short text.
 
   python -m dape_jax.plots bias --checkpoint=runs/my_run --query=8191
-  python -m dape_jax.plots effective-length --checkpoint runs/a runs/b \\
-      --output=runs/comparison
+  python -m dape_jax.plots effective-length --output=runs/comparison \\
+      --compare runs/a runs/b
   python -m dape_jax.plots map --checkpoint=runs/my_run --string="def f(x): ..."
 
 A checkpoint is the --workdir of a training run (the latest step) or a step in its
@@ -54,16 +54,14 @@ def _parser(command: str) -> argparse.ArgumentParser:
       allow_abbrev=False,
   )
   add = parser.add_argument
-  several = command == "effective-length"
+  add("--checkpoint", metavar="DIR", help="the run to draw")
   add(
-      "--checkpoint",
+      "--output",
       metavar="DIR",
-      required=True,
-      nargs="+" if several else None,
-      help="the runs to draw together" if several else "the run to draw",
+      help="folder of the files; default: plots in the workdir",
   )
-  add("--output", help="folder of the files; default: plots in the workdir")
-  if several:
+  if command == "effective-length":
+    add("--compare", metavar="DIR", nargs="+", help="several runs to draw")
     add(
         "--max_distance",
         type=_positive,
@@ -175,7 +173,7 @@ def _bias(flags, run, folder: pathlib.Path) -> None:
 
 
 def _map(flags, run, folder: pathlib.Path) -> None:
-  from dape_jax.plots import files, map, text
+  from dape_jax.plots import files, score_map, text
 
   if flags.length > _LONGEST_MAP:
     raise ConfigError(
@@ -185,7 +183,7 @@ def _map(flags, run, folder: pathlib.Path) -> None:
   if flags.text is not None and flags.string is not None:
     raise ConfigError("--string and --text: give one of them.")
   layers = _layers(flags.layer, run.config.model.num_layers)
-  heads = map.choose_heads(run, flags.heads)
+  heads = score_map.choose_heads(run, flags.heads)
   source = text.read_text(
       run,
       flags.length,
@@ -200,7 +198,7 @@ def _map(flags, run, folder: pathlib.Path) -> None:
     stem = f"map_{files.stem_of(run)}_layer{rows.layer}_length{length}"
     csv = folder / f"{stem}.csv"
     print(files.write_rows(rows, csv, heads=heads, with_query=True))
-    map.draw_map(run, rows, heads, source.source, folder / f"{stem}.png")
+    score_map.draw_map(run, rows, heads, source.source, folder / f"{stem}.png")
     print(folder / f"{stem}.png")
 
 
@@ -220,6 +218,19 @@ def _effective_length(flags, loaded, folder: pathlib.Path) -> None:
   effective_length.write_lengths(*arguments, paths[0], flags.max_distance)
   effective_length.draw_lengths(*arguments, paths[1], flags.max_distance)
   print(*paths, sep="\n")
+
+
+def _folders(command: str, flags: argparse.Namespace) -> list[str]:
+  """Returns the folders of the checkpoints."""
+  if command != "effective-length":
+    if flags.checkpoint is None:
+      raise ConfigError("give --checkpoint=DIR, the --workdir of a run.")
+    return [flags.checkpoint]
+  if (flags.checkpoint is None) == (flags.compare is None):
+    raise ConfigError("give either --checkpoint=DIR or --compare DIR DIR ...")
+  if flags.compare is not None and not flags.output:
+    raise ConfigError("--compare needs --output=DIR.")
+  return flags.compare or [flags.checkpoint]
 
 
 def main(argv: list[str]) -> None:
@@ -242,10 +253,7 @@ def main(argv: list[str]) -> None:
         f"unknown sub-command {command!r}.{did_you_mean(command, COMMANDS)}"
     )
   flags = _parser(command).parse_args(rest)
-  folders = flags.checkpoint
-  folders = folders if isinstance(folders, list) else [folders]
-  if len(folders) > 1 and not flags.output:
-    raise ConfigError("--checkpoint: several of them need --output=DIR.")
+  folders = _folders(command, flags)
   # Orbax takes seconds to start; a wrong flag is told at once.
   from dape_jax.evaluation import report, runs
 

@@ -89,14 +89,17 @@ def draw_bias(run: Run, rows: Rows, source: str, path: os.PathLike) -> None:
       x, mean, low, high = _per_point(keys, values[head, 0, visible])
       if size > 1:
         axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
-      axes.plot(x, mean, color=color, linewidth=1.2, label=f"head {head}")
+      # Neighbours among many colours are told apart by their dashes.
+      style = "--" if len(colors) > 10 and head % 2 else "-"
+      label = f"head {head}"
+      axes.plot(x, mean, style, color=color, linewidth=1.2, label=label)
     axes.set_title(name, fontsize=11)
     axes.set_xlabel("key position (tokens)")
     axes.xaxis.set_major_locator(ticker.MaxNLocator(nbins=6, integer=True))
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
   all_axes[0].set_ylabel("added to the scaled score (logits)")
-  note = f"line: mean of {size} neighbouring keys,\nshade: their range"
+  note = f"mean of {size}\nneighbouring keys;\nshade: their range"
   handles, labels = all_axes[0].get_legend_handles_labels()
   figure.legend(
       handles,

@@ -142,7 +142,8 @@ def draw_lengths(
   """
   from matplotlib import ticker
 
-  figure = new_figure(8, 5)
+  lines_of_legend = -(-(len(runs) + 1) // 2)
+  figure = new_figure(8, 4.5 + 0.4 * lines_of_legend)
   axes = figure.add_subplot()
   axes.set_xscale("log", base=2)
   train_lengths = {run.config.data.length for run in runs}
@@ -184,5 +185,5 @@ def draw_lengths(
       "Effective length: smallest distance with a static bias below -2",
       fontsize=11,
   )
-  axes.legend(fontsize=9, frameon=False)
+  figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
   figure.savefig(path)

@@ -5,6 +5,7 @@ is read in chunks through the key/value cache, and layers are looked at one by o
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 from dape_jax.attention import Cache, last_slot, num_visible_keys
 from dape_jax.attention.mask import column, row, visible_mask
 from dape_jax.config import ModelConfig
-from dape_jax.encodings import PositionalEncoding
+from dape_jax.encodings import AdditiveBias, PositionalEncoding
 from dape_jax.models import Transformer
 from dape_jax.models.layers import is_shared, make_encoding
 
@@ -108,46 +109,56 @@ def read(
     on_tokens: Callable[[int], Any] = lambda tokens: None,
 ) -> Reading:
   """Returns what the layers made of a text; see `rows_of_layers`."""
-  model = Transformer(dataclasses.replace(config, remat="none"))
-
-  def step(params, cache, tokens_BxT):
-    _, cache = model.apply({"params": params}, tokens_BxT, cache=cache)
-    return cache
-
-  def last_step(params, cache, tokens_BxT):
-    (_, cache), captured = model.apply(
-        {"params": params},
-        tokens_BxT,
-        cache=cache,
-        mutable=["intermediates"],
-        capture_intermediates=lambda module, method: (
-            module.name in _CAPTURED and method == "__call__"
-        ),
-    )
-    return Reading(cache, captured["intermediates"])
-
-  # XLA leaves the logits out, since they are not returned.
-  step, last_step = (jax.jit(f, donate_argnums=1) for f in (step, last_step))
   tokens_BxT = np.asarray(tokens, np.int32)[None]
   num_before = len(tokens) - num_queries
   # The odd chunk first: the others are of one size, for which XLA compiles once.
   starts = [*range(num_before % chunk, num_before + 1, chunk)]
-  cache = model.empty_cache(1, len(tokens))
+  cache = Transformer(config).empty_cache(1, len(tokens))
   for start, end in itertools.pairwise([0, *starts]):
     if start < end:
-      cache = step(params, cache, tokens_BxT[:, start:end])
+      cache = _step(config, params, cache, tokens_BxT[:, start:end])
       jax.block_until_ready(cache.filled)
       on_tokens(end - start)
-  reading = last_step(params, cache, tokens_BxT[:, num_before:])
+  reading = _last_step(config, params, cache, tokens_BxT[:, num_before:])
   on_tokens(num_queries)
   return reading
 
 
-def of_layer(config: ModelConfig, stacked: Any, layer: int) -> Any:
-  """Returns one layer's part of what the model keeps under "layers"."""
+# XLA leaves the logits out of either, since they are not returned.
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _step(config, params, cache, tokens_BxT):
+  """Returns the cache with T more tokens."""
+  _, cache = Transformer(config).apply(
+      {"params": params}, tokens_BxT, cache=cache
+  )
+  return cache
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _last_step(config, params, cache, tokens_BxT):
+  """Returns the Reading of the last T tokens."""
+  (_, cache), captured = Transformer(config).apply(
+      {"params": params},
+      tokens_BxT,
+      cache=cache,
+      mutable=["intermediates"],
+      capture_intermediates=lambda module, method: (
+          module.name in _CAPTURED and method == "__call__"
+      ),
+  )
+  return Reading(cache, captured["intermediates"])
+
+
+def of_layer(config: ModelConfig, stacked: Any, layer: int, *path: str) -> Any:
+  """Returns one layer's part of what the model keeps under "layers".
+
+  Of that, what is at `path`; nothing ({}) where there is none.
+  """
   period = len(config.layer_kinds)
   if period > 1:
     stacked = stacked[f"blocks_{layer % period}"]
+  for name in path:
+    stacked = stacked.get(name, {})
   return jax.tree.map(lambda x: x[layer // period], stacked)
 
 
@@ -158,8 +169,7 @@ def encoding_of_layer(
   if is_shared(config):
     own = params.get("encoding", {})
   else:
-    own = of_layer(config, params["layers"], layer)["attention"]
-    own = own.get("encoding", {})
+    own = of_layer(config, params["layers"], layer, "attention", "encoding")
   name, _ = config.layer_kinds[layer % len(config.layer_kinds)]
   return make_encoding(config, name, parent=None).bind({"params": own})
 
@@ -168,34 +178,66 @@ def rows_of_layer(
     config: ModelConfig, params: Any, reading: Reading, layer: int
 ) -> Rows:
   """Returns the rows of the queries that `read` has captured."""
-  encoding = encoding_of_layer(config, params, layer)
+  encoding, variables = encoding_of_layer(config, params, layer).unbind()
   _, window = config.layer_kinds[layer % len(config.layer_kinds)]
-  window = window or None
-  cache = reading.cache
   outputs = of_layer(config, reading.outputs["layers"], layer)
   (x_BxTxD,) = outputs["attention_norm"]["__call__"]
   query, key = (
       outputs["attention"][name]["__call__"][0] for name in ("query", "key")
   )
-  num_queries = query.shape[1]
+  cache = reading.cache
+  features = cache.features
+  if features is not None:
+    features = features[layer][..., : encoding.key_features]
+  arrays = _rows(
+      encoding,
+      window or None,
+      variables,
+      x_BxTxD,
+      query,
+      key,
+      cache.keys[layer],
+      features if encoding.key_features else None,
+      cache.positions,
+  )
+  return Rows(layer, *map(np.asarray, arrays))
 
-  kv_features = previous = None
-  if encoding.key_features:
-    kv_features = cache.features[layer][..., : encoding.key_features]
-    previous = last_slot(kv_features, cache.filled, num_queries)
-  q_positions = cache.positions[:, -num_queries:]
-  q_features, _ = encoding.features(x_BxTxD, query, key, previous=previous)
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _rows(
+    encoding,
+    window,
+    variables,
+    x_BxTxD,
+    query_BxTxNxH,
+    key_BxTxKxH,
+    keys_BxSxKxH,
+    features_BxSxF,
+    positions_BxS,
+):
+  """Returns the arrays of `Rows`, in its order; B is 1."""
+  encoding = encoding.bind(variables)
+  num_keys, num_queries = positions_BxS.shape[1], x_BxTxD.shape[1]
+  previous = None
+  if features_BxSxF is not None:
+    previous = last_slot(features_BxSxF, num_keys, num_queries)
+  q_features, _ = encoding.features(
+      x_BxTxD, query_BxTxNxH, key_BxTxKxH, previous=previous
+  )
+  q_positions = positions_BxS[:, -num_queries:]
   num_visible = num_visible_keys(
       q_positions, segment_ids=None, causal=True, window=window
   )
-  query, _ = encoding.rotate(
-      encoding.scale_query(query, num_visible), key, q_positions, q_positions
+  query_BxTxNxH, _ = encoding.rotate(
+      encoding.scale_query(query_BxTxNxH, num_visible),
+      key_BxTxKxH,
+      q_positions,
+      q_positions,
   )
 
-  # From here on without the batch of one.
-  q_positions, kv_positions = q_positions[0], cache.positions[0]
+  q_positions, kv_positions = q_positions[0], positions_BxS[0]
   q_features, kv_features = jax.tree.map(
-      lambda x: x[0], (q_features, kv_features)
+      lambda x: x[0], (q_features, features_BxSxF)
   )
   visible_TxS = visible_mask(
       column(q_positions),
@@ -205,9 +247,11 @@ def rows_of_layer(
       causal=True,
       window=window,
   )
-  scores_NxTxS = _scores(query[0], cache.keys[layer, 0])
-  score_mod, total = encoding.score_mod(), jnp.zeros_like(scores_NxTxS)
-  if score_mod is not None:
+  scores_NxTxS = _scores(query_BxTxNxH[0], keys_BxSxKxH[0])
+  static = encoding.bias(q_positions, kv_positions, q_features, kv_features)
+  score_mod, total = encoding.score_mod(), static
+  # A - S would be B and the rounding of A, which looks like something learned.
+  if score_mod and not isinstance(score_mod.function, AdditiveBias):
     modified = score_mod(
         scores_NxTxS,
         q_positions,
@@ -217,9 +261,7 @@ def rows_of_layer(
         kv_features=kv_features,
     )
     total = modified - scores_NxTxS
-  static = encoding.bias(q_positions, kv_positions, q_features, kv_features)
-  arrays = (q_positions, kv_positions, visible_TxS, scores_NxTxS, static, total)
-  return Rows(layer, *map(np.asarray, arrays))
+  return q_positions, kv_positions, visible_TxS, scores_NxTxS, static, total
 
 
 def _scores(query_TxNxH: jax.Array, key_SxKxH: jax.Array) -> jax.Array:

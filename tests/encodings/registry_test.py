@@ -4,12 +4,56 @@ import pytest
 import dape_jax
 from dape_jax import encodings
 
-BASES = ("alibi", "fire", "kerple_log", "nope", "rope")
+ADDITIVE = {
+    "alibi",
+    "cable",
+    "fire",
+    "fox",
+    "kerple_2_para_bias",
+    "kerple_3_para_bias",
+    "kerple_3_para_log",
+    "kerple_log",
+    "kerple_power",
+    "sandwich",
+    "t5",
+    "transformer_xl",
+}
+UNBIASED = {"nope", "rope"}
+OTHERS = {
+    "cope",
+    "kerple_1_para_wht",
+    "kerple_2_para_wht",
+    "kerple_bias_wht",
+    "learned",
+    "rope_dynamic_ntk",
+    "rope_ntk",
+    "rope_pi",
+    "rope_yarn",
+    "sinusoidal",
+    "xpos",
+}
 
 
-def test_names_are_the_bases_and_both_wrappers_around_them():
-  expected = [p + b for p in ("", "dape_", "dape_v2_") for b in BASES]
+def test_names_are_the_bases_and_dape_around_them():
+  expected = ADDITIVE | UNBIASED | OTHERS
+  expected |= {
+      p + b for p in ("dape_", "dape_v2_") for b in ADDITIVE | UNBIASED
+  }
+  expected |= {"dape_static_" + b for b in ADDITIVE}
   assert sorted(expected) == list(encodings.names())
+
+
+def test_modifiers_are_options_of_every_name():
+  made = encodings.make(
+      "dape_rope", num_heads=3, ssmax=True, sink=True, soft_cap=20.0
+  )
+  inner = dape_jax.Dape(dape_jax.Rope(num_heads=3))
+  expected = encodings.SSMax(inner)
+  expected = encodings.LearnedSink(expected)
+  assert made == encodings.SoftCap(expected, cap=20.0)
+  made = encodings.make("nope", num_heads=3, log_n=64)
+  expected = encodings.LogN(dape_jax.Nope(num_heads=3), train_length=64)
+  assert made == expected
 
 
 def test_make_builds_what_the_classes_build():
@@ -40,6 +84,13 @@ def test_fire_is_leaky_only_inside_dape():
         ("fire", {"fire_layers": 3}, "fire_layers=3: must be 1 or 2"),
         ("fire", {"threshold": -1.0}, "threshold=-1.0"),
         ("nope", {"num_heads": 0}, "num_heads=0"),
+        ("rope", {"ssmax": 1}, "ssmax=1: must be bool"),
+        ("rope", {"ssmax": True, "log_n": 64}, "choose one"),
+        ("rope", {"log_n": 1}, "train_length=1: must be 2 or more"),
+        ("rope", {"soft_cap": -1.0}, "cap=-1.0: must be above 0"),
+        ("dape_alibi", {"form": "sum"}, "form='sum': must be one of"),
+        ("dape_static_alibi", {"form": "concat"}, 'no option "form"'),
+        ("dape_cope", {}, 'unknown encoding "dape_cope"'),
         ("rope", {"rope_theta": 0.0}, "rope_theta=0.0: must be above 0"),
         ("fire", {"threshold": float("nan")}, "must be a finite number"),
         ("fire", {"threshold": "x"}, "must be a finite number"),
@@ -62,6 +113,34 @@ def test_dape_does_not_go_around_dape():
     dape_jax.DapeV2(inner)
 
 
+@pytest.mark.parametrize(
+    "base, message",
+    [
+        (encodings.Cope(num_heads=2), "base=Cope: DAPE goes around"),
+        (encodings.KerpleBiasWht(num_heads=2), "adds a bias"),
+    ],
+)
+def test_dape_goes_around_additive_encodings_only(base, message):
+  for wrapper in (dape_jax.Dape, dape_jax.DapeV2):
+    with pytest.raises(dape_jax.ConfigError, match=message):
+      wrapper(base).init(jax.random.key(0), method="score_mod")
+
+
+def test_the_static_control_needs_a_static_bias():
+  module = dape_jax.Dape(dape_jax.Rope(num_heads=2), form="static")
+  with pytest.raises(dape_jax.ConfigError, match="Rope has no static bias"):
+    module.init(jax.random.key(0), method="score_mod")
+
+
+def test_sums_of_unlike_encodings_are_refused():
+  alibi = dape_jax.Alibi(num_heads=2)
+  with pytest.raises(dape_jax.ConfigError, match="a has 3 heads and b 2"):
+    dape_jax.Sum(dape_jax.Rope(num_heads=3), alibi)
+  summed = dape_jax.Sum(alibi, encodings.Cope(num_heads=2))
+  with pytest.raises(dape_jax.ConfigError, match="b: Cope does more"):
+    summed.init(jax.random.key(0), method="score_mod")
+
+
 @pytest.mark.parametrize("name", encodings.names())
 def test_score_modifiers_cross_jit(name):
   encoding = encodings.make(name, num_heads=2)
@@ -74,7 +153,7 @@ def test_score_modifiers_cross_jit(name):
   once = encoding.apply(variables, method="score_mod")
   again = encoding.apply(variables, method="score_mod")
   if once is None:
-    assert name in ("nope", "rope")
+    assert name not in ADDITIVE
     return
   through_jit(once)
   through_jit(again)

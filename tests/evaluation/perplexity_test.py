@@ -1,5 +1,6 @@
 """Nats of segments equal those of one full forward pass, however they are read."""
 
+import dataclasses
 import types
 
 import jax
@@ -16,7 +17,7 @@ from dape_jax.models import Transformer
 _VOCAB = 32
 
 
-def _model(encoding="kerple_log"):
+def _model(encoding="kerple_log", **options):
   model = Transformer(
       ModelConfig(
           vocab_size=_VOCAB,
@@ -24,6 +25,7 @@ def _model(encoding="kerple_log"):
           width=16,
           num_heads=2,
           encoding=encoding,
+          encoding_options=options,
           dtype="float32",
       )
   )
@@ -269,3 +271,34 @@ def test_non_finite_results_are_counted(model_and_params, split):
   assert 0 < row["non_finite_tokens"] < row["tokens"]
   assert np.isnan(row["perplexity"]) and np.isnan(row["bits_per_byte"])
   assert perplexity.perplexity(1e6, 1) == np.inf
+
+
+def test_learned_positions_end_at_the_table_and_not_at_the_chunk(split):
+  """A segment of 20 tokens in a chunk of 32: padding has no position."""
+  model, params = _model("learned", max_length=20)
+  segment_nats = perplexity.make_segment_nats(model)
+  read = lambda length: perplexity.score_segments(
+      segment_nats,
+      params,
+      split,
+      [Segment(1, 0, length, length)],
+      batch_size=1,
+      chunk=32,
+  )
+  [nats] = read(20).values()
+  assert np.isfinite(nats).all()
+  with pytest.raises(Exception, match="max_length=20 has rows for 0 to 19"):
+    read(21)
+
+
+def test_dynamic_ntk_has_one_base_for_each_reading(split):
+  model, params = _model("rope_dynamic_ntk", train_length=8)
+  rows = _evaluate(model, params, split, lengths=(8, 16), train_length=8)
+  plain = Transformer(
+      dataclasses.replace(model.config, encoding="rope", encoding_options={})
+  )
+  expected = _evaluate(plain, params, split, lengths=(8, 16), train_length=8)
+  assert rows[0]["nats"] == pytest.approx(expected[0]["nats"], rel=1e-6)
+  assert rows[1]["nats"] != pytest.approx(expected[1]["nats"], rel=1e-4)
+  for row, of_rope in zip(rows, expected):
+    assert row["crop_nats"] == pytest.approx(of_rope["crop_nats"], rel=1e-6)

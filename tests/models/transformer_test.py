@@ -9,6 +9,7 @@ import pytest
 
 from dape_jax.attention import grow_cache
 from dape_jax.config import ModelConfig
+from dape_jax.errors import ConfigError
 from dape_jax.models import Transformer
 
 VOCAB = 32
@@ -125,6 +126,52 @@ def test_chunks_through_the_cache_equal_the_full_pass(name):
     np.testing.assert_allclose(
         read_in_chunks(model, params, tokens, chunk), full, atol=1e-4
     )
+
+
+def test_layers_take_encodings_and_windows_in_turn():
+  model = tiny(
+      "kerple_log,nope",
+      num_layers=4,
+      windows=(0, 3),
+      encoding_options={"sink": True},
+  )
+  params = initialised(model)
+  layers = params["layers"]
+  assert set(layers) == {"blocks_0", "blocks_1"}
+  encodings = [layers[b]["attention"]["encoding"] for b in sorted(layers)]
+  assert encodings[0]["base"]["r1"].shape == (2, 2)  # layers and heads
+  assert set(encodings[1]) == {"logit"}
+  tokens = random_tokens(1, 1, 12)
+
+  def gradient(model):
+    def last(embedded):
+      params_ = params | {"embedding": embedded}
+      return model.apply({"params": params_}, tokens)[0, -1].sum()
+
+    return jax.jit(jax.grad(last))(params["embedding"])
+
+  assert gradient(model).any(1).sum() == len(set(tokens[0].tolist()))
+  # Four layers that see two tokens back each reach eight.
+  windowed = tiny(
+      "kerple_log,nope",
+      num_layers=4,
+      windows=(3, 3),
+      encoding_options={"sink": True},
+  )
+  reached = np.flatnonzero(gradient(windowed).any(1))
+  assert set(reached) == set(tokens[0, -9:].tolist())
+
+
+def test_options_go_to_the_encodings_that_have_them():
+  options = {"threshold": 40.0, "rope_theta": 100.0}
+  model = tiny("fire,rope", encoding_options=options)
+  assert np.isfinite(
+      model.apply({"params": initialised(model)}, random_tokens(1, 1, 4))
+  ).all()
+  with pytest.raises(ConfigError, match='no option "treshold"'):
+    initialised(tiny("fire,rope", encoding_options={"treshold": 1.0}))
+  with pytest.raises(ConfigError, match="an absolute encoding acts on"):
+    initialised(tiny("learned,rope"))
 
 
 @pytest.mark.parametrize("name", ["rope", "fox", "dape_v2_fire"])

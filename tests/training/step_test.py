@@ -32,6 +32,8 @@ def _train_step(config, mesh):
       make_optimizer(config.optimizer, config.train.steps),
       learning_rate_schedule(config.optimizer, config.train.steps),
       mesh,
+      max_position=config.train.max_position,
+      seed=config.seed,
   )
 
 
@@ -85,6 +87,21 @@ def test_accumulation_equals_the_unsplit_batch(
 
 def test_eight_devices_equal_one(train, unsplit, make_config, make_mesh):
   _assert_same(train(make_config(), make_mesh(8)), unsplit, 1e-5)
+
+
+def test_randomized_positions(train, unsplit, make_config, make_mesh):
+  # All positions there are: those of each document then count on as they did.
+  same = train(make_config({"train.max_position": 32}), make_mesh(1))
+  _assert_same(same, unsplit, 1e-6)
+  config = make_config({"train.max_position": 500})
+  once, again = (train(config, make_mesh(1)) for _ in range(2))
+  _assert_same(once, again, 0)
+  other = train(
+      make_config({"train.max_position": 500, "seed": 1}), make_mesh(1)
+  )
+  losses = [[m["loss"] for m in run[0]] for run in (once, unsplit, other)]
+  assert abs(losses[0][0] - losses[1][0]) > 1e-4
+  assert abs(losses[0][0] - losses[2][0]) > 1e-4
 
 
 def test_a_batch_that_does_not_split_over_the_devices_is_refused(make_mesh):

@@ -1,5 +1,6 @@
 """Maps of a short text's scores: static bias, what the network adds, result."""
 
+import itertools
 import os
 from collections.abc import Sequence
 
@@ -36,7 +37,7 @@ def choose_heads(run: Run, text: str | None) -> list[int]:
 def draw_map(
     run: Run, rows: Rows, heads: Sequence[int], source: str, path: os.PathLike
 ) -> None:
-  """Draws B, A - S - B and A for each of the heads, as a PNG file.
+  """Draws B, A - S - B and A of each head, one head a row, as a PNG file.
 
   Columns that are 0 everywhere, of encodings without a static bias or without a
   network, are left out; the title says so.
@@ -44,7 +45,7 @@ def draw_map(
   Args:
     run: the checkpoint.
     rows: of all queries of the text.
-    heads: which to draw, one below the other.
+    heads: which to draw.
     source: of the text.
     path: of the PNG file.
   """
@@ -61,39 +62,43 @@ def draw_map(
     else:
       zero.append(name)
   drawn = drawn or columns
-  figure = new_figure(4 * len(drawn) + 0.5, 3.4 * len(heads) + 1)
-  grid = figure.subplots(
-      len(heads), len(drawn), sharex=True, sharey=True, squeeze=False
-  )
+  shape = len(heads), len(drawn)
+  if len(drawn) == 1:
+    shape = shape[::-1]
+  # Wide enough for the title, whatever is drawn.
+  width = max(3.3 * shape[1] + 0.5, 7)
+  figure = new_figure(width, 2.6 * shape[0] + 1)
+  grid = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False)
   ends = (rows.kv_positions[0] - 0.5, rows.kv_positions[-1] + 0.5)
-  for head, axes_of_head in zip(heads, grid):
-    for axes, (name, values) in zip(axes_of_head, drawn.items()):
-      signed = name.startswith("adaptive")
-      shown = np.ma.array(values[head], mask=hidden)
-      # White is nothing added.
-      bound = np.abs(shown).max() if signed else None
-      image = axes.imshow(
-          shown,
-          extent=(*ends, *ends[::-1]),
-          cmap="RdBu" if signed else "viridis",
-          vmin=-bound if signed else None,
-          vmax=bound,
-          interpolation="nearest",
-          aspect="equal",
-      )
-      axes.set_facecolor("0.85" if signed else "1")
-      bar = figure.colorbar(image, ax=axes, shrink=0.85)
-      bar.set_label("logits", fontsize=9)
-      bar.ax.tick_params(labelsize=8)
-      axes.set_title(f"head {head}: {name}", fontsize=10)
-      axes.tick_params(labelsize=8)
-    axes_of_head[0].set_ylabel("query position (tokens)")
+  panels = itertools.product(heads, drawn.items())
+  for axes, (head, (name, values)) in zip(grid.flat, panels):
+    signed = name.startswith("adaptive")
+    shown = np.ma.array(values[head], mask=hidden)
+    # White is nothing added.
+    bound = np.abs(shown).max() if signed else None
+    image = axes.imshow(
+        shown,
+        extent=(*ends, *ends[::-1]),
+        cmap="RdBu" if signed else "viridis",
+        vmin=-bound if signed else None,
+        vmax=bound,
+        interpolation="nearest",
+        aspect="equal",
+    )
+    axes.set_facecolor("0.85" if signed else "1")
+    bar = figure.colorbar(image, ax=axes, shrink=0.9)
+    bar.ax.set_title("logits", fontsize=7)
+    bar.ax.tick_params(labelsize=7)
+    axes.set_title(f"head {head}: {name}", fontsize=9)
+    axes.tick_params(labelsize=8)
+  for axes in grid[:, 0]:
+    axes.set_ylabel("query position (tokens)", fontsize=8)
   for axes in grid[-1]:
-    axes.set_xlabel("key position (tokens)")
+    axes.set_xlabel("key position (tokens)", fontsize=8)
   note = f"\nzero everywhere: {', '.join(zero)}" if zero else ""
   figure.suptitle(
       f"{title_of(run, rows.layer)}\nfirst {len(rows.q_positions):,} tokens of"
       f" {source}{note}",
-      fontsize=12,
+      fontsize=11,
   )
   figure.savefig(path)

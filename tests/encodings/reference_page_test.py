@@ -1,0 +1,55 @@
+"""docs/encodings.md is what the docstrings and the registry say now."""
+
+import pathlib
+
+import pytest
+
+from dape_jax import encodings
+from dape_jax.encodings import reference_page
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "encodings.md"
+
+
+def test_the_page_is_up_to_date():
+  assert PAGE.read_text() == reference_page.page(), (
+      "write it anew: python -m dape_jax.encodings.reference_page"
+      " > docs/encodings.md"
+  )
+
+
+@pytest.mark.parametrize(
+    "name, count",
+    [
+        ("alibi", 0),
+        ("kerple_log", 24),
+        ("kerple_bias_wht", 48),
+        ("t5", 32 * 12),
+        ("fire", 2 + 32 + 32 + 32 * 12 + 12),
+        ("fox", 768 * 12 + 12),
+        ("cope", 64 * 64),
+        ("learned", 512 * 768),
+        # Released: 1,208 + 12 output biases, of which softmax cancels each.
+        ("dape_kerple_log", 24 + 1184),
+    ],
+)
+def test_numbers_of_parameters(name, count):
+  assert reference_page.num_parameters(name) == count
+
+
+def test_memory_classes():
+  assert reference_page.memory("cope") == "linear, by whole rows"
+  assert reference_page.memory("fox") == "linear"
+  assert reference_page.memory("dape_t5") == "linear, in kernels"
+
+
+def test_a_docstring_without_a_source_is_refused():
+  class Unsourced(encodings.PositionalEncoding):
+    """B = 0.
+
+    Extrapolates: no.
+    """
+
+  with pytest.raises(
+      ValueError, match='Unsourced: its docstring has no line "So'
+  ):
+    reference_page.lines_of(Unsourced)

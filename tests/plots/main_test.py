@@ -1,0 +1,293 @@
+"""python -m dape_jax.plots, from a checkpoint's folder to PNG and CSV."""
+
+import dataclasses
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from matplotlib import image
+
+from dape_jax import data
+from dape_jax.config import (
+    DataConfig,
+    ExperimentConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from dape_jax.config_dict import experiment_to_dict
+from dape_jax.data import sources
+from dape_jax.errors import ConfigError
+from dape_jax.evaluation.runs import load_run
+from dape_jax.models import Transformer
+from dape_jax.plots import draw_map, rows
+from dape_jax.plots.__main__ import main
+from dape_jax.plots.text import read_text
+from dape_jax.training.checkpoint import Checkpoints
+from dape_jax.training.state import init_state
+
+_TEXT = "def f(x):\n  return 2 * x\n"
+_MODEL = ModelConfig(
+    num_layers=2,
+    width=8,
+    num_heads=2,
+    encoding="dape_kerple_log",
+    dtype="float32",
+)
+
+
+def _documents():
+  rng = np.random.default_rng(0)
+  return [
+      data.Document(
+          f"{split}/{number}.py",
+          split,
+          split,
+          rng.integers(97, 105, length).astype(np.uint8).tobytes(),
+      )
+      for split in ("train", "validation", "test")
+      for number, length in enumerate((90, 40, 60))
+  ]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+  """Folder with the run "dape" of `_MODEL`, a text and prepared data."""
+  root = tmp_path_factory.mktemp("runs")
+  (root / "text.py").write_text(_TEXT)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(sources.SOURCES, "code", _documents)
+    corpus = data.load_corpus("code", "bytes", root / "data")
+  init = lambda: init_state(Transformer(_MODEL), optax.sgd(0.1), seed=0)
+  state = dataclasses.replace(jax.jit(init)(), step=jnp.asarray(3, jnp.int32))
+  config = ExperimentConfig(
+      _MODEL,
+      DataConfig(length=16, dir=str(root / "data")),
+      OptimizerConfig(),
+      TrainConfig(),
+  )
+  batches = data.TrainBatches(
+      corpus.split("train"),
+      length=16,
+      batch_size=2,
+      seed=0,
+      packing="segments",
+  )
+  with Checkpoints(root / "dape" / "checkpoints", keep=1) as checkpoints:
+    checkpoints.save(state, experiment_to_dict(config), batches.data_state(3))
+  return root
+
+
+@pytest.fixture(autouse=True)
+def _in_root(root, monkeypatch):
+  monkeypatch.setitem(sources.SOURCES, "code", _documents)
+  monkeypatch.chdir(root)
+
+
+def paths_of(out):
+  """Returns the CSV and the PNG files that were written, by their names."""
+  paths = [pathlib.Path(line) for line in out.splitlines() if "/" in line]
+  paths = {
+      suffix: [p for p in paths if p.suffix == suffix]
+      for suffix in (".csv", ".png")
+  }
+  assert all(p.exists() for found in paths.values() for p in found)
+  return paths[".csv"], paths[".png"]
+
+
+def pixels(path):
+  """Returns the shape of a picture, in which something is drawn."""
+  picture = image.imread(path)
+  assert picture.std() > 0.05
+  return picture.shape[:2]
+
+
+@pytest.fixture
+def drawn_rows(monkeypatch):
+  """Returns the list of all rows that are drawn from now on."""
+  drawn, original = [], rows.rows_of_layers
+
+  def recording(*args, **kwargs):
+    for found in original(*args, **kwargs):
+      drawn.append(found)
+      yield found
+
+  monkeypatch.setattr(rows, "rows_of_layers", recording)
+  return drawn
+
+
+def table_of(csv):
+  header, *lines = csv.read_text().splitlines()
+  return header, np.array([line.split(",") for line in lines], np.float64)
+
+
+def test_bias(root, capsys, drawn_rows):
+  flags = ["--query=20", "--layer=all", "--text=text.py", "--chunk=20"]
+  main(["bias", "--checkpoint=dape", *flags])
+  out = capsys.readouterr().out
+  csvs, pngs = paths_of(out)
+  assert [p.name for p in csvs] == [
+      f"bias_dape_step3_layer{layer}_query20.csv" for layer in (0, 1)
+  ]
+  assert pngs[0].parent == root / "dape" / "plots"
+  assert [pixels(p) for p in pngs] == [(750, 2100)] * 2
+  assert [found.layer for found in drawn_rows] == [0, 1]
+  for csv, found in zip(csvs, drawn_rows):
+    header, table = table_of(csv)
+    assert header == "layer,head,key,distance,score,static,adaptive,total"
+    assert len(table) == 2 * 21
+    of_head_1 = table[table[:, 1] == 1]
+    np.testing.assert_array_equal(of_head_1[:, 0], found.layer)
+    np.testing.assert_array_equal(of_head_1[:, 2], np.arange(21))
+    np.testing.assert_array_equal(of_head_1[:, 3], 20 - np.arange(21))
+    for column, values in enumerate(
+        (found.scores, found.static, found.adaptive, found.total), start=4
+    ):
+      written = np.float32(of_head_1[:, column])
+      np.testing.assert_array_equal(written, values[1, 0])
+    size = np.sqrt(np.mean(np.float64(found.static) ** 2))
+    assert f"layer {found.layer}," in out and f"static B {size:.4g}," in out
+
+
+def test_map(capsys, drawn_rows):
+  flags = ["--length=12", "--heads=1", "--output=maps"]
+  main(["map", "--checkpoint=dape", *flags])
+  (csv,), (png,) = paths_of(capsys.readouterr().out)
+  assert str(csv) == "maps/map_dape_step3_layer1_length12.csv"
+  assert pixels(png) == (540, 1560)
+  header, table = table_of(csv)
+  assert header.startswith("layer,head,query,key,distance,score,static,")
+  assert len(table) == 12 * 13 / 2  # pairs with the key not after the query
+  assert set(table[:, 0]) == {1} and set(table[:, 1]) == {1}
+  np.testing.assert_array_equal(table[:, 2] - table[:, 3], table[:, 4])
+  (found,) = drawn_rows
+  query, key = table[:, 2:4].astype(int).T
+  written = np.float32(table[:, 7])
+  np.testing.assert_array_equal(written, found.adaptive[1, query, key])
+
+
+def test_maps_that_are_zero_everywhere_are_left_out(tmp_path):
+  scores = np.random.default_rng(0).normal(size=(2, 5, 5))
+  positions = np.arange(5)
+  visible = np.tri(5, dtype=bool)
+  zero = np.zeros_like(scores)
+  found = rows.Rows(0, positions, positions, visible, scores, zero, zero)
+  draw_map(load_run("dape"), found, [0, 1], "a text", tmp_path / "x.png")
+  assert pixels(tmp_path / "x.png") == (540, 1065)
+
+
+def test_texts():
+  run = load_run("dape")
+  found = read_text(run, 3, string="let it")
+  assert bytes(found.tokens.astype(np.uint8)) == b"let"
+  # Of the test split's documents of 90, 40 and 60 bytes.
+  names = {wanted: read_text(run, wanted).source for wanted in (1, 50, 61, 100)}
+  assert names == {
+      1: "test split, test/1.py",
+      50: "test split, test/2.py",
+      61: "test split, test/0.py",
+      100: "test split, test/0.py",
+  }
+  assert len(read_text(run, 100).tokens) == 90  # without the end token
+
+
+def test_effective_length(capsys):
+  main(["effective-length", "--checkpoint=dape", "--max_distance=100"])
+  out, _ = capsys.readouterr()
+  (csv,), (png,) = paths_of(out)
+  assert csv.name == "effective_length_dape_step3.csv"
+  assert pixels(png) == (735, 1200)
+  _, *lines = csv.read_text().splitlines()
+  assert [line.split(",")[:4] for line in lines] == [
+      ["dape", "dape_kerple_log", layer, head]
+      for layer in "01"
+      for head in "01"
+  ]
+
+
+def test_help(capsys):
+  main(["--help"])
+  assert "effective-length" in capsys.readouterr().out
+  with pytest.raises(SystemExit) as exit_:
+    main(["bias", "--help"])
+  assert exit_.value.code == 0
+  assert "position of the query, from 0 (default 8191)" in (
+      capsys.readouterr().out
+  )
+
+
+@pytest.mark.parametrize(
+    "command, message",
+    [
+        ("", "name a sub-command: bias, effective-length, map"),
+        ("bais --checkpoint=dape", 'Did you mean "bias"?'),
+        ("bias", "give --checkpoint=DIR"),
+        ("bias --checkpoint=nowhere", "nowhere does not exist"),
+        ("map --checkpoint=data", "no finished checkpoint"),
+        ("bias --checkpoint=dape --query=-1", "'-1' is not a whole number"),
+        ("bias --checkpoint=dape --quary=1", "--quary=1 (see plots bias"),
+        (
+            "bias --checkpoint=dape --layer=2",
+            '--layer=2: must be 0 to 1 or "all"',
+        ),
+        (
+            "bias --checkpoint=dape --text=none",
+            "--text=none: No such file",
+        ),
+        (
+            "bias --checkpoint=dape --text=text.py",
+            "--query=8191 needs a text of 8192 tokens, and text.py has 25",
+        ),
+        (
+            "bias --checkpoint=dape --query=90",
+            "test/0.py has 90: choose less",
+        ),
+        (
+            "map --checkpoint=dape --heads=0,2",
+            "'2' is none of the heads 0 to 1",
+        ),
+        (
+            "map --checkpoint=dape --length=2000",
+            "--length=2000: must be up to",
+        ),
+        ("map --checkpoint=dape --string= ", "--length=64 needs a text of 1"),
+        (
+            "map --checkpoint=dape --string=a --text=text.py",
+            "give one of them",
+        ),
+        (
+            "map --checkpoint=dape --split=dev",
+            "--split: invalid choice: 'dev'",
+        ),
+        ("effective-length", "either --checkpoint=DIR or --compare DIR"),
+        ("effective-length --compare dape dape", "--compare needs --output"),
+        (
+            "effective-length --compare dape dape --output=x",
+            "dape@3 is given twice",
+        ),
+    ],
+)
+def test_bad_input(command, message):
+  with pytest.raises(ConfigError) as error:
+    main(command.split())
+  assert message in str(error.value)
+  assert "\n" not in str(error.value)
+
+
+def test_an_error_is_one_line_and_exit_2():
+  done = subprocess.run(
+      [sys.executable, "-m", "dape_jax.plots", "maps"],
+      cwd=pathlib.Path(__file__).parents[2],
+      capture_output=True,
+      text=True,
+  )
+  assert done.returncode == 2 and not done.stdout
+  assert done.stderr == (
+      "plots: error: unknown sub-command 'maps'. Did you mean \"map\"? Valid:"
+      " bias, effective-length, map.\n"
+  )

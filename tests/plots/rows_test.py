@@ -1,0 +1,188 @@
+"""Rows of scores are what the model attends with, however the text is read."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dape_jax.config import ModelConfig
+from dape_jax.models import Transformer
+from dape_jax.plots import rows as rows_lib
+
+LENGTH = 11
+CASES = {
+    "dape": dict(encoding="dape_kerple_log", remat="dots"),
+    "in turn": dict(encoding="rope,fox", windows=(4, 0), num_kv_heads=1),
+    "shared": dict(
+        encoding="cope",
+        encoding_options={"ssmax": True, "soft_cap": 3.0},
+        share_encoding=True,
+    ),
+}
+
+
+def model_config(name):
+  values = dict(
+      vocab_size=17, num_layers=2, width=8, num_heads=2, dtype="float32"
+  )
+  return ModelConfig(**values | CASES[name])
+
+
+def random_params(config):
+  model = Transformer(config)
+  shapes = jax.eval_shape(
+      model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32)
+  )["params"]
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+      lambda x: jnp.float32(0.5 * rng.normal(size=x.shape)), shapes
+  )
+
+
+@functools.cache
+def case(name):
+  """Returns config, parameters, tokens, and the rows of all queries."""
+  config = model_config(name)
+  params = random_params(config)
+  tokens = np.random.default_rng(1).integers(0, config.vocab_size, LENGTH)
+  reading = rows_lib.read(config, params, tokens, LENGTH, chunk=LENGTH)
+  rows = [rows_lib.rows_of_layer(config, params, reading, n) for n in (0, 1)]
+  return config, params, tokens, reading, rows
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_model_attends_with_these_scores(name):
+  """Attention made of the rows equals that of the model without a cache."""
+  config, params, tokens, reading, rows = case(name)
+  run = jax.jit(
+      lambda tokens: Transformer(config).apply(
+          {"params": params},
+          tokens,
+          mutable=["intermediates"],
+          capture_intermediates=lambda module, _: module.name == "output",
+      )
+  )
+  _, captured = run(jnp.asarray(tokens, jnp.int32)[None])
+  captured = captured["intermediates"]["layers"]
+  for layer, of_layer in enumerate(rows):
+    visible = of_layer.visible
+    _, window = config.layer_kinds[layer % len(config.layer_kinds)]
+    expected = np.tri(LENGTH, dtype=bool)
+    if window:
+      expected &= ~np.tri(LENGTH, k=-window, dtype=bool)
+    np.testing.assert_array_equal(visible, expected)
+
+    modified = np.where(visible, of_layer.scores + of_layer.total, -np.inf)
+    weights = np.exp(modified - modified.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    values = np.asarray(reading.cache.values[layer, 0])
+    values = np.repeat(values, 2 // values.shape[1], axis=1)
+    own = rows_lib.of_layer(config, params["layers"], layer)["attention"]
+    out = np.einsum("nts,snh,nhd->td", weights, values, own["output"]["kernel"])
+    found = rows_lib.of_layer(config, captured, layer)
+    (found,) = found["attention"]["output"]["__call__"]
+    out += np.asarray(own["output"]["bias"])
+    np.testing.assert_allclose(out, found[0], rtol=2e-4, atol=2e-4)
+
+
+def test_one_query_behind_a_cache_has_its_row_of_the_whole():
+  config, params, tokens, _, whole = case("in turn")
+  read = []
+  found = rows_lib.rows_of_layers(
+      config,
+      params,
+      tokens,
+      (1, 0),
+      num_queries=1,
+      chunk=5,
+      on_tokens=read.append,
+  )
+  found = list(found)
+  assert read == [5, 5, 1]
+  assert [rows.layer for rows in found] == [1, 0]
+  for rows in found:
+    expected = whole[rows.layer]
+    np.testing.assert_array_equal(rows.q_positions, [LENGTH - 1])
+    np.testing.assert_array_equal(rows.kv_positions, np.arange(LENGTH))
+    seen = rows.visible[0]
+    np.testing.assert_array_equal(seen, expected.visible[-1])
+    for field in ("scores", "static", "adaptive", "total"):
+      np.testing.assert_allclose(
+          getattr(rows, field)[:, 0, seen],
+          getattr(expected, field)[:, -1, seen],
+          rtol=1e-4,
+          atol=1e-4,
+          err_msg=f"layer {rows.layer}, {field}",
+      )
+
+
+def test_parts_of_the_scores_in_plain_numpy():
+  """All layers of a decoder with DAPE over KERPLE, written out."""
+  _, params, tokens, _, rows = case("dape")
+  params = jax.tree.map(np.float64, params)
+
+  def norm(x, p):
+    x = x - x.mean(-1, keepdims=True)
+    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
+    return x * p["scale"] + p["bias"]
+
+  def project(p, x):
+    return np.einsum("td,dnh->nth", x, p["kernel"]) + p["bias"][:, None]
+
+  i = np.arange(LENGTH)
+  distance = np.abs(i[:, None] - i)
+  x = params["embedding"][tokens]
+  for layer, found in enumerate(rows):
+    p = jax.tree.map(lambda x, layer=layer: x[layer], params["layers"])
+    of = p["attention"]
+    y = norm(x, p["attention_norm"])
+    q, k, v = (project(of[name], y) for name in ("query", "key", "value"))
+    scores = q @ k.swapaxes(1, 2) / 2
+    encoding = of["encoding"]
+    r1, r2 = (
+        np.maximum(encoding["base"][name], 0.01)[:, None, None]
+        for name in ("r1", "r2")
+    )
+    static = -r1 * np.log(1 + r2 * distance)
+    hidden = np.einsum(
+        "cts,cm->mts",
+        np.concatenate([scores, static]),
+        encoding["hidden_kernel"],
+    )
+    hidden = hidden + encoding["hidden_bias"][:, None, None]
+    hidden = np.maximum(hidden, 0.01 * hidden)
+    adaptive = np.einsum("mts,mn->nts", hidden, encoding["output_kernel"])
+    seen = found.visible
+    for name, expected in (
+        ("scores", scores),
+        ("static", static),
+        ("adaptive", adaptive),
+        ("total", static + adaptive),
+    ):
+      np.testing.assert_allclose(
+          getattr(found, name)[:, seen],
+          expected[:, seen],
+          atol=1e-4,
+          err_msg=f"layer {layer}, {name}",
+      )
+    modified = np.where(seen, scores + static + adaptive, -np.inf)
+    weights = np.exp(modified - modified.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    kernel = of["output"]["kernel"]
+    x = x + np.einsum("nhd,nth->td", kernel, weights @ v) + of["output"]["bias"]
+    y = (
+        norm(x, p["mlp_norm"]) @ p["mlp"]["up"]["kernel"]
+        + p["mlp"]["up"]["bias"]
+    )
+    y = y / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (y + 0.044715 * y**3)))
+    x = x + y @ p["mlp"]["down"]["kernel"] + p["mlp"]["down"]["bias"]
+
+
+def test_what_is_not_there_is_zero():
+  *_, (rope, fox) = case("in turn")
+  assert not rope.static.any() and not rope.total.any()
+  assert fox.static.any() and not fox.adaptive.any()
+  *_, (cope, _) = case("shared")
+  assert not cope.static.any() and cope.adaptive.any()
