@@ -15,11 +15,6 @@ import numpy as np
 import dape_jax
 from dape_jax import encodings
 
-# These programs take longer to compile than to run.
-jit = functools.partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-)
-
 HEADS, HEAD_DIM, WIDTH, LENGTH = 2, 4, 6, 24
 # Options that keep networks small and put borders inside LENGTH.
 _OPTIONS = {
@@ -151,7 +146,7 @@ def program(name, implementation, **options):
   output; its results the output and the gradients of parameters and x.
   """
 
-  @jit
+  @jax.jit
   def run(params, x, positions, ids, cotangent):
     out, pull = jax.vjp(
         lambda params, x: self_attention(

@@ -17,96 +17,10 @@ checkpoints folder. `python -m dape_jax.plots COMMAND --help` has the flags.
 import argparse
 import pathlib
 import sys
-from typing import NoReturn
 
 from dape_jax import cli
 from dape_jax.errors import ConfigError, did_you_mean
-
-COMMANDS = ("bias", "effective-length", "map")
-_LONGEST_MAP = 1024
-
-
-class _Parser(argparse.ArgumentParser):
-  """Says what is wrong as the other scripts do."""
-
-  def error(self, message: str) -> NoReturn:
-    raise ConfigError(f"{message} (see {self.prog} --help)")
-
-
-def _whole(text: str) -> int:
-  if not text.isdecimal():
-    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-  return int(text)
-
-
-def _positive(text: str) -> int:
-  if not text.isdecimal() or int(text) < 1:
-    raise argparse.ArgumentTypeError(f"{text!r} is not 1 or more")
-  return int(text)
-
-
-def _parser(command: str) -> argparse.ArgumentParser:
-  """Returns the parser of a sub-command's flags."""
-  parser = _Parser(
-      prog=f"plots {command}",
-      description=__doc__,
-      formatter_class=argparse.RawDescriptionHelpFormatter,
-      allow_abbrev=False,
-  )
-  add = parser.add_argument
-  add("--checkpoint", metavar="DIR", help="the run to draw")
-  add(
-      "--output",
-      metavar="DIR",
-      help="folder of the files; default: plots in the workdir",
-  )
-  if command == "effective-length":
-    add("--compare", metavar="DIR", nargs="+", help="several runs to draw")
-    add(
-        "--max_distance",
-        type=_positive,
-        default=65_536,
-        help="tokens; FIRE's bias, which depends on the query's position too, is"
-        " that of a query at this position (default %(default)s)",
-    )
-    return parser
-  add("--layer", help='from 0, or "all"; default: the middle one')
-  add("--text", metavar="FILE", help="the text; default: of the run's corpus")
-  add(
-      "--split",
-      default="test",
-      choices=["train", "validation", "test"],
-      help="of the corpus (default %(default)s): the middle one of its documents"
-      " that are long enough",
-  )
-  add(
-      "--data_dir",
-      default="",
-      help="folder of the prepared data; default: as in training",
-  )
-  if command == "bias":
-    add(
-        "--query",
-        type=_whole,
-        default=8191,
-        help="position of the query, from 0 (default %(default)s)",
-    )
-    add(
-        "--chunk",
-        type=_positive,
-        default=512,
-        help="tokens read at a time (default %(default)s)",
-    )
-  else:
-    add("--string", help="the text itself")
-    add(
-        "--length",
-        type=_positive,
-        default=64,
-        help=f"tokens, up to {_LONGEST_MAP} (default %(default)s)",
-    )
-    add("--heads", help="comma list, from 0; default: the first four")
-  return parser
+from dape_jax.plots.command_line import COMMANDS, LONGEST_MAP, parser_of
 
 
 def _layers(text: str | None, num_layers: int) -> list[int]:
@@ -175,9 +89,9 @@ def _bias(flags, run, folder: pathlib.Path) -> None:
 def _map(flags, run, folder: pathlib.Path) -> None:
   from dape_jax.plots import files, score_map, text
 
-  if flags.length > _LONGEST_MAP:
+  if flags.length > LONGEST_MAP:
     raise ConfigError(
-        f"--length={flags.length}: must be up to {_LONGEST_MAP}, a map has as"
+        f"--length={flags.length}: must be up to {LONGEST_MAP}, a map has as"
         " many numbers as its square."
     )
   if flags.text is not None and flags.string is not None:
@@ -252,7 +166,7 @@ def main(argv: list[str]) -> None:
     raise ConfigError(
         f"unknown sub-command {command!r}.{did_you_mean(command, COMMANDS)}"
     )
-  flags = _parser(command).parse_args(rest)
+  flags = parser_of(command, __doc__).parse_args(rest)
   folders = _folders(command, flags)
   # Orbax takes seconds to start; a wrong flag is told at once.
   from dape_jax.evaluation import report, runs

@@ -16,7 +16,6 @@ from encoding_cases import (
     HEADS,
     LENGTH,
     inputs,
-    jit,
     parameters,
     program,
     projected,
@@ -64,29 +63,31 @@ def cotangent(seed=5):
   return np.float32(np.random.default_rng(seed).normal(size=SHAPE))
 
 
-def expected_of(name, positions=POSITIONS, **options):
-  """Returns output and gradients of the reference in float64."""
+def reference_in_float64(name, **options):
+  """Returns a function of x, positions, ids and the output's cotangent."""
   with jax.enable_x64(True):
-    wide = lambda x: jnp.asarray(x, jnp.float64)
-    run = program(name, "reference", **options)
-    return jax.tree.map(
-        np.asarray,
-        run(
-            jax.tree.map(wide, parameters(name)),
-            wide(inputs()),
-            positions,
-            IDS,
-            wide(cotangent()),
-        ),
-    )
+    compiled = program(name, "reference", **options)
+  wide = lambda x: np.asarray(x, np.float64)
+  params = jax.tree.map(wide, parameters(name))
+
+  def run(x, positions, ids, cotangent):
+    with jax.enable_x64(True):
+      out = compiled(params, wide(x), positions, ids, wide(cotangent))
+      return jax.tree.map(np.asarray, out)
+
+  return run
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_implementations_equal_float64_and_keep_the_laws(name, monkeypatch):
-  expected = expected_of(name)
+def test_every_implementation(name, monkeypatch):
+  """Each equals the reference in float64, and keeps the laws, as that does."""
+  reference = reference_in_float64(name)
+  expected = reference(inputs(), POSITIONS, IDS, cotangent())
   for gradient in jax.tree.leaves(expected):
     assert gradient.any(), "something has no effect"
-  for implementation in ("reference", "chunked", "pallas_tpu"):
+  check_laws(name, reference, expected)
+  check_bfloat16_far_out(name, reference)
+  for implementation in ("chunked", "pallas_tpu"):
     if implementation == "pallas_tpu":
       use_interpreted_kernels(monkeypatch)
       if not kernels_support(name):
@@ -96,17 +97,23 @@ def test_implementations_equal_float64_and_keep_the_laws(name, monkeypatch):
           )
         continue
     run = functools.partial(program(name, implementation), parameters(name))
-    out, gradients = run(inputs(), POSITIONS, IDS, cotangent())
+    result = run(inputs(), POSITIONS, IDS, cotangent())
     try:
-      assert_equals(expected, out, gradients)
-      check_repetition(run, out, gradients)
-      check_padding(run, out, gradients)
-      check_documents(run, out)
-      check_causality(run)
-      if CASES[name].depends_on_distance_only:
-        check_shift(run, CASES[name].far, out, gradients)
+      assert_equals(expected, *result)
+      check_laws(name, run, result)
+      if implementation == "chunked":
+        check_chunks_through_the_cache(name, run)
     except AssertionError as error:
       raise AssertionError(f"implementation={implementation!r}") from error
+
+
+def check_laws(name, run, result):
+  check_repetition(run, result)
+  check_padding(run, *result)
+  check_documents(run, *result)
+  check_causality(run)
+  if CASES[name].depends_on_distance_only:
+    check_shift(run, CASES[name].far, result)
 
 
 def assert_equals(expected, out, gradients):
@@ -134,10 +141,10 @@ def kernels_support(name):
   )
 
 
-def check_repetition(run, out, gradients):
+def check_repetition(run, result):
   """T2: bit for bit."""
   again = run(inputs(), POSITIONS, IDS, cotangent())
-  jax.tree.map(np.testing.assert_array_equal, again, (out, gradients))
+  jax.tree.map(np.testing.assert_array_equal, again, result)
 
 
 def check_padding(run, out, gradients):
@@ -150,8 +157,9 @@ def check_padding(run, out, gradients):
   assert not gradients[1][IDS == 0].any()
 
 
-def check_documents(run, out):
+def check_documents(run, out, gradients):
   """T6, T8: packed, left-padded and right-padded documents are the same."""
+  del gradients
   x, positions, ids = np.zeros_like(inputs()), POSITIONS * 0, IDS * 0
   first, last = slice(0, 9), slice(LENGTH - 8, LENGTH)
   for row, (slot, part) in enumerate(((first, A), (last, C))):
@@ -173,36 +181,33 @@ def check_causality(run):
   np.testing.assert_array_equal(gradient[0], 0)
 
 
-def check_shift(run, far, out, gradients):
+def check_shift(run, far, result):
   """T5."""
   moved = run(inputs(), POSITIONS + far, IDS, cotangent())
-  assert_close(moved, (out, gradients), 2e-5)
+  assert_close(moved, result, 2e-5)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_bfloat16_activations_far_out(name):
+def check_bfloat16_far_out(name, reference):
   """T5: positions are never rounded, where bfloat16 steps by 512."""
   positions = POSITIONS + CASES[name].far
-  run = jit(functools.partial(self_attention, name, None))
-  x = jnp.asarray(inputs(), jnp.bfloat16)
-  out = run(parameters(name), x, positions, IDS)
+  run = jax.jit(functools.partial(self_attention, name, "chunked"))
+  out = run(
+      parameters(name), jnp.asarray(inputs(), jnp.bfloat16), positions, IDS
+  )
   assert out.dtype == jnp.bfloat16
-  expected, _ = expected_of(name, positions)
+  expected, _ = reference(inputs(), positions, IDS, cotangent())
   np.testing.assert_allclose(np.float32(out), expected, atol=0.1)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_chunks_through_the_cache_equal_the_whole(name):
-  """T4: chunks of 6, and one token at a time, behind left padding."""
+def check_chunks_through_the_cache(name, run):
+  """T4: chunks of 6 behind left padding."""
   positions, ids = POSITIONS[1], IDS.copy()
   ids[0] = np.where(WHOLE < 4, 0, 3)
   positions = np.stack([np.maximum(positions - 4, 0), positions])
   params = parameters(name)
-  whole = jit(functools.partial(self_attention, name, None))(
-      params, inputs(), positions, ids
-  )
+  whole, _ = run(inputs(), positions, ids, cotangent())
 
-  @jit
+  @jax.jit
   def step(x, start, keys, values, features):
     encoding = CASES[name].encoding.bind({"params": params})
     size, filled = x.shape[1], start + x.shape[1]
@@ -243,16 +248,15 @@ def test_chunks_through_the_cache_equal_the_whole(name):
     )
     return out, keys, values, features
 
-  for size in (6, 1):
-    # What a slot holds before its token comes must not matter (T13).
-    slots = [jnp.full(SHAPE, jnp.nan)] * 2
-    slots.append(
-        jnp.full((*SHAPE[:2], CASES[name].encoding.key_features), jnp.nan)
-    )
-    for start in range(0, LENGTH if size > 1 else 9, size):
-      part = slice(start, start + size)
-      out, *slots = step(inputs()[:, part], start, *slots)
-      np.testing.assert_allclose(out, whole[:, part], atol=2e-5)
+  # What a slot holds before its token comes must not matter (T13).
+  slots = [jnp.full(SHAPE, jnp.nan)] * 2
+  slots.append(
+      jnp.full((*SHAPE[:2], CASES[name].encoding.key_features), jnp.nan)
+  )
+  for start in range(0, LENGTH, 6):
+    part = slice(start, start + 6)
+    out, *slots = step(inputs()[:, part], start, *slots)
+    np.testing.assert_allclose(out, whole[:, part], atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +265,7 @@ def test_chunks_through_the_cache_equal_the_whole(name):
 )
 def test_both_directions(name):
   """Encoders: keys after the query too."""
-  expected = expected_of(name, causal=False)
+  reference = reference_in_float64(name, causal=False)
   run = program(name, "chunked", causal=False)
-  ours = run(parameters(name), inputs(), POSITIONS, IDS, cotangent())
-  assert_equals(expected, *ours)
+  arguments = inputs(), POSITIONS, IDS, cotangent()
+  assert_equals(reference(*arguments), *run(parameters(name), *arguments))

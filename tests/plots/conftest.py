@@ -1,12 +1,15 @@
 """The plots' tests compile tiny models, which takes longer than to run them."""
 
+import dataclasses
 import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from dape_jax import data
 from dape_jax.config import (
     DataConfig,
     ExperimentConfig,
@@ -14,8 +17,12 @@ from dape_jax.config import (
     OptimizerConfig,
     TrainConfig,
 )
+from dape_jax.config_dict import experiment_to_dict
+from dape_jax.data import sources
 from dape_jax.evaluation.runs import Run
 from dape_jax.models import Transformer
+from dape_jax.training.checkpoint import Checkpoints
+from dape_jax.training.state import init_state
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,3 +63,60 @@ def make_run():
     return Run(str(folder), folder, config, values, 7, "f")
 
   return make
+
+
+def _documents():
+  rng = np.random.default_rng(0)
+  return [
+      data.Document(
+          f"{split}/{number}.py",
+          split,
+          split,
+          rng.integers(97, 105, length).astype(np.uint8).tobytes(),
+      )
+      for split in ("train", "validation", "test")
+      for number, length in enumerate((90, 40, 60))
+  ]
+
+
+@pytest.fixture(scope="session")
+def _saved_run(tmp_path_factory):
+  """Folder with a run "dape" on disk, a text of 25 bytes and prepared data."""
+  root = tmp_path_factory.mktemp("runs")
+  (root / "text.py").write_text("def f(x):\n  return 2 * x\n")
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(sources.SOURCES, "code", _documents)
+    corpus = data.load_corpus("code", "bytes", root / "data")
+  model = ModelConfig(
+      num_layers=2,
+      width=8,
+      num_heads=2,
+      encoding="dape_kerple_log",
+      dtype="float32",
+  )
+  init = lambda: init_state(Transformer(model), optax.sgd(0.1), seed=0)
+  state = dataclasses.replace(jax.jit(init)(), step=jnp.asarray(3, jnp.int32))
+  config = ExperimentConfig(
+      model,
+      DataConfig(length=16, dir=str(root / "data")),
+      OptimizerConfig(),
+      TrainConfig(),
+  )
+  batches = data.TrainBatches(
+      corpus.split("train"),
+      length=16,
+      batch_size=2,
+      seed=0,
+      packing="segments",
+  )
+  with Checkpoints(root / "dape" / "checkpoints", keep=1) as checkpoints:
+    checkpoints.save(state, experiment_to_dict(config), batches.data_state(3))
+  return root
+
+
+@pytest.fixture
+def in_saved_run(_saved_run, monkeypatch):
+  """Returns the folder of the saved run, in which the test runs."""
+  monkeypatch.setitem(sources.SOURCES, "code", _documents)
+  monkeypatch.chdir(_saved_run)
+  return _saved_run

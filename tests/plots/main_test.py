@@ -1,92 +1,23 @@
 """python -m dape_jax.plots, from a checkpoint's folder to PNG and CSV."""
 
-import dataclasses
 import pathlib
 import subprocess
 import sys
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from matplotlib import image
 
-from dape_jax import data
-from dape_jax.config import (
-    DataConfig,
-    ExperimentConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
-from dape_jax.config_dict import experiment_to_dict
-from dape_jax.data import sources
 from dape_jax.errors import ConfigError
 from dape_jax.evaluation.runs import load_run
-from dape_jax.models import Transformer
 from dape_jax.plots import draw_map, rows
 from dape_jax.plots.__main__ import main
 from dape_jax.plots.text import read_text
-from dape_jax.training.checkpoint import Checkpoints
-from dape_jax.training.state import init_state
-
-_TEXT = "def f(x):\n  return 2 * x\n"
-_MODEL = ModelConfig(
-    num_layers=2,
-    width=8,
-    num_heads=2,
-    encoding="dape_kerple_log",
-    dtype="float32",
-)
-
-
-def _documents():
-  rng = np.random.default_rng(0)
-  return [
-      data.Document(
-          f"{split}/{number}.py",
-          split,
-          split,
-          rng.integers(97, 105, length).astype(np.uint8).tobytes(),
-      )
-      for split in ("train", "validation", "test")
-      for number, length in enumerate((90, 40, 60))
-  ]
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-  """Folder with the run "dape" of `_MODEL`, a text and prepared data."""
-  root = tmp_path_factory.mktemp("runs")
-  (root / "text.py").write_text(_TEXT)
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setitem(sources.SOURCES, "code", _documents)
-    corpus = data.load_corpus("code", "bytes", root / "data")
-  init = lambda: init_state(Transformer(_MODEL), optax.sgd(0.1), seed=0)
-  state = dataclasses.replace(jax.jit(init)(), step=jnp.asarray(3, jnp.int32))
-  config = ExperimentConfig(
-      _MODEL,
-      DataConfig(length=16, dir=str(root / "data")),
-      OptimizerConfig(),
-      TrainConfig(),
-  )
-  batches = data.TrainBatches(
-      corpus.split("train"),
-      length=16,
-      batch_size=2,
-      seed=0,
-      packing="segments",
-  )
-  with Checkpoints(root / "dape" / "checkpoints", keep=1) as checkpoints:
-    checkpoints.save(state, experiment_to_dict(config), batches.data_state(3))
-  return root
 
 
 @pytest.fixture(autouse=True)
-def _in_root(root, monkeypatch):
-  monkeypatch.setitem(sources.SOURCES, "code", _documents)
-  monkeypatch.chdir(root)
+def root(in_saved_run):
+  return in_saved_run
 
 
 def paths_of(out):

@@ -9,7 +9,7 @@ import pytest
 
 from dape_jax.config import ModelConfig
 from dape_jax.models import Transformer
-from dape_jax.plots import rows as rows_lib
+from dape_jax.plots import reading, rows
 
 LENGTH = 11
 CASES = {
@@ -43,30 +43,24 @@ def random_params(config):
 
 @functools.cache
 def case(name):
-  """Returns config, parameters, tokens, and the rows of all queries."""
+  """Returns config, parameters, tokens, Reading, and the rows of all queries."""
   config = model_config(name)
   params = random_params(config)
   tokens = np.random.default_rng(1).integers(0, config.vocab_size, LENGTH)
-  reading = rows_lib.read(config, params, tokens, LENGTH, chunk=LENGTH)
-  rows = [rows_lib.rows_of_layer(config, params, reading, n) for n in (0, 1)]
-  return config, params, tokens, reading, rows
+  with pytest.MonkeyPatch.context() as patch:
+    # The output of attention too, to compare with.
+    captured = (*reading._CAPTURED, "output")
+    patch.setattr(reading, "_CAPTURED", captured)
+    read = reading.read(config, params, tokens, LENGTH, chunk=LENGTH)
+  found = [rows.rows_of_layer(config, params, read, n) for n in (0, 1)]
+  return config, params, tokens, read, found
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_model_attends_with_these_scores(name):
-  """Attention made of the rows equals that of the model without a cache."""
-  config, params, tokens, reading, rows = case(name)
-  run = jax.jit(
-      lambda tokens: Transformer(config).apply(
-          {"params": params},
-          tokens,
-          mutable=["intermediates"],
-          capture_intermediates=lambda module, _: module.name == "output",
-      )
-  )
-  _, captured = run(jnp.asarray(tokens, jnp.int32)[None])
-  captured = captured["intermediates"]["layers"]
-  for layer, of_layer in enumerate(rows):
+  """Attention made of the rows is the model's own."""
+  config, params, _, read, all_rows = case(name)
+  for layer, of_layer in enumerate(all_rows):
     visible = of_layer.visible
     _, window = config.layer_kinds[layer % len(config.layer_kinds)]
     expected = np.tri(LENGTH, dtype=bool)
@@ -77,50 +71,51 @@ def test_the_model_attends_with_these_scores(name):
     modified = np.where(visible, of_layer.scores + of_layer.total, -np.inf)
     weights = np.exp(modified - modified.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
-    values = np.asarray(reading.cache.values[layer, 0])
+    values = np.asarray(read.cache.values[layer, 0])
     values = np.repeat(values, 2 // values.shape[1], axis=1)
-    own = rows_lib.of_layer(config, params["layers"], layer)["attention"]
+    own = reading.of_layer(config, params["layers"], layer, "attention")
     out = np.einsum("nts,snh,nhd->td", weights, values, own["output"]["kernel"])
-    found = rows_lib.of_layer(config, captured, layer)
-    (found,) = found["attention"]["output"]["__call__"]
+    (found,) = reading.of_layer(
+        config, read.outputs["layers"], layer, "attention", "output"
+    )["__call__"]
     out += np.asarray(own["output"]["bias"])
     np.testing.assert_allclose(out, found[0], rtol=2e-4, atol=2e-4)
 
 
 def test_one_query_behind_a_cache_has_its_row_of_the_whole():
   config, params, tokens, _, whole = case("in turn")
-  read = []
-  found = rows_lib.rows_of_layers(
+  counts = []
+  by_layer = rows.rows_of_layers(
       config,
       params,
       tokens,
       (1, 0),
       num_queries=1,
       chunk=5,
-      on_tokens=read.append,
+      on_tokens=counts.append,
   )
-  found = list(found)
-  assert read == [5, 5, 1]
-  assert [rows.layer for rows in found] == [1, 0]
-  for rows in found:
-    expected = whole[rows.layer]
-    np.testing.assert_array_equal(rows.q_positions, [LENGTH - 1])
-    np.testing.assert_array_equal(rows.kv_positions, np.arange(LENGTH))
-    seen = rows.visible[0]
+  by_layer = list(by_layer)
+  assert counts == [5, 5, 1]
+  assert [found.layer for found in by_layer] == [1, 0]
+  for found in by_layer:
+    expected = whole[found.layer]
+    np.testing.assert_array_equal(found.q_positions, [LENGTH - 1])
+    np.testing.assert_array_equal(found.kv_positions, np.arange(LENGTH))
+    seen = found.visible[0]
     np.testing.assert_array_equal(seen, expected.visible[-1])
     for field in ("scores", "static", "adaptive", "total"):
       np.testing.assert_allclose(
-          getattr(rows, field)[:, 0, seen],
+          getattr(found, field)[:, 0, seen],
           getattr(expected, field)[:, -1, seen],
           rtol=1e-4,
           atol=1e-4,
-          err_msg=f"layer {rows.layer}, {field}",
+          err_msg=f"layer {found.layer}, {field}",
       )
 
 
 def test_parts_of_the_scores_in_plain_numpy():
   """All layers of a decoder with DAPE over KERPLE, written out."""
-  _, params, tokens, _, rows = case("dape")
+  _, params, tokens, _, by_layer = case("dape")
   params = jax.tree.map(np.float64, params)
 
   def norm(x, p):
@@ -134,7 +129,7 @@ def test_parts_of_the_scores_in_plain_numpy():
   i = np.arange(LENGTH)
   distance = np.abs(i[:, None] - i)
   x = params["embedding"][tokens]
-  for layer, found in enumerate(rows):
+  for layer, found in enumerate(by_layer):
     p = jax.tree.map(lambda x, layer=layer: x[layer], params["layers"])
     of = p["attention"]
     y = norm(x, p["attention_norm"])
