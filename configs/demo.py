@@ -2,8 +2,9 @@
 
   python train.py --config=configs/demo.py:dape_kerple_log --workdir=runs/demo/dape_kerple_log
 
-The text behind the colon is the encoding (default dape_kerple_log). `make demo`
-trains rope, kerple_log and dape_kerple_log and evaluates them together.
+The text behind the colon is the encoding (default dape_kerple_log), or several that
+the layers take in turn ("rope,nope"). `make demo` trains rope, kerple_log and
+dape_kerple_log and evaluates them together.
 
 Hardware and time: 2 CPU cores, 1.5 minutes (rope) to 2 (dape_kerple_log).
 Expect a validation loss of 1.9 to 2.1 nats per byte; evaluated, rope breaks beyond
@@ -27,7 +28,11 @@ def get_config(encoding: str = "dape_kerple_log") -> ml_collections.ConfigDict:
       num_kv_heads=0,
       mlp_width=0,
       encoding=encoding,
-      encoding_options=encodings.options(encoding),
+      encoding_options={
+          option: default
+          for name in encoding.split(",")
+          for option, default in encodings.options(name).items()
+      },
       share_encoding=False,
       windows=(0,),
       init="dape",

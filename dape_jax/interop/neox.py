@@ -1,7 +1,7 @@
 """Encodings of the GPT-NeoX forks that KERPLE and DAPE were released in.
 
 Tensors go by their released names without a prefix: bias_p, bias_a (KERPLE),
-c, L_multiplier, init_L, mlp.* (FIRE), mlp2.* (DAPE). torch Linear weights are
+c, L_multiplier, init_L, mlp.* (FIRE), pos_emb (CoPE), mlp2.* (DAPE). torch Linear weights are
 [out, in], Conv2d weights [out, in, 1, k].
 """
 
@@ -31,9 +31,19 @@ def _fire_layers(tensors: Mapping[str, Any]) -> int:
   return 2 if "mlp.4.weight" in tensors else 1
 
 
+_RELEASED = ("alibi", "cope", "fire", "kerple_log", "nope", "rope")
+
+
 def _expected_names(name: str, tensors: Mapping[str, Any]) -> list[str]:
   wrapper, base = split_name(name)
+  if base not in _RELEASED or name.startswith("dape_static_"):
+    raise ConfigError(
+        f'encoding "{name}": the released code has none; known are'
+        f" {', '.join(_RELEASED)}, and DAPE and DAPE V2 around them."
+    )
   expected = []
+  if base == "cope":
+    expected += ["pos_emb"]
   if base == "kerple_log":
     expected += ["bias_p", "bias_a"]
   if base == "fire":
@@ -116,6 +126,8 @@ def encoding_params(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
           tensors, f"mlp.{2 * layer}.bias", fan_in
       )
     num_heads = fan_in
+  if base == "cope":
+    params["table"] = _reshaped(tensors, "pos_emb", 1, None, None)[0]
   if _SLOPES in tensors:
     slopes = np.ravel(tensors[_SLOPES])
     if not np.allclose(slopes, alibi_slopes(len(slopes)), rtol=1e-3):
@@ -177,6 +189,9 @@ def encoding_options(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
     options["fire_width"] = len(_reshaped(tensors, "mlp.0.weight", None, 1))
     if _STATIC in tensors:
       options["threshold"] = float(_scalar(tensors, _STATIC).item())
+  if base == "cope":
+    shape = _reshaped(tensors, "pos_emb", 1, None, None).shape
+    options["max_position"] = shape[-1]
   if wrapper:
     window = (1, None) if wrapper is DapeV2 else ()
     hidden = _reshaped(tensors, "mlp2.0.weight", None, None, *window)

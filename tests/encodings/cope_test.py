@@ -11,6 +11,7 @@ import token_cases
 
 import dape_jax
 from dape_jax.encodings.cope import Cope, interpolated
+from dape_jax.interop import neox
 
 FILES = sorted(
     (pathlib.Path(__file__).parents[1] / "golden").glob("cope_*.npz")
@@ -27,9 +28,11 @@ def test_golden(path):
   with np.load(path) as data:
     golden = {key: data[key] for key in data.files}
   meta = json.loads(str(golden["meta"]))
-  encoding = Cope(num_heads=meta["heads"], max_position=meta["npos_max"])
-  # Released as pos_emb, [1, H, n_max].
-  params = {"table": golden["param.pos_emb"][0]}
+  tensors = {"pos_emb": golden["param.pos_emb"]}
+  options = neox.encoding_options("cope", tensors)
+  assert options == {"max_position": meta["npos_max"]}
+  encoding = Cope(num_heads=meta["heads"], **options)
+  params = neox.encoding_params("cope", tensors)
   qkv = [golden[name].transpose(0, 2, 1, 3) for name in "qkv"]
   cotangent = golden["cotangent"].transpose(0, 2, 1, 3)
   positions = jnp.arange(meta["length"])

@@ -96,3 +96,9 @@ def test_slopes_saved_with_alibi_are_checked():
 def test_what_does_not_fit_is_named(name, tensors, message):
   with pytest.raises(dape_jax.ConfigError, match=message):
     neox.encoding_params(name, tensors)
+
+
+@pytest.mark.parametrize("name", ["t5", "dape_fox", "dape_static_kerple_log"])
+def test_an_encoding_that_was_not_released_is_refused(name):
+  with pytest.raises(dape_jax.ConfigError, match="the released code has none"):
+    neox.encoding_params(name, {})

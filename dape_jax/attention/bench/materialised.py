@@ -13,16 +13,34 @@ import jax
 import jax.numpy as jnp
 
 from dape_jax.attention.api import attention
-from dape_jax.encodings.base import PositionalEncoding, ScoreMod, Tile
+from dape_jax.encodings.base import (
+    AdditiveBias,
+    PositionalEncoding,
+    ScoreMod,
+    Tile,
+)
 from dape_jax.encodings.dape import NEGATIVE_SLOPE, DapeTile
 from dape_jax.encodings.dape_v2 import DapeV2Tile
+from dape_jax.errors import ConfigError
 
 MATERIALISED = "materialised"
 
 
 def init_params(encoding: PositionalEncoding, seed: int = 0) -> dict[str, Any]:
-  """Returns the parameters of an encoding, {} if it has none."""
-  variables = encoding.init(jax.random.key(seed), method="score_mod")
+  """Returns the parameters of an encoding, {} if it has none.
+
+  Raises:
+    ConfigError: the encoding looks at tokens, of which there are none here.
+  """
+  x, heads = jnp.ones((1, 1, 8)), jnp.ones((1, 1, encoding.num_heads, 8))
+  features, variables = encoding.init_with_output(
+      jax.random.key(seed), x, heads, heads, method="features"
+  )
+  if jax.tree.leaves(features) or encoding.is_absolute:
+    raise ConfigError(
+        f"--encodings: {type(encoding).__name__} looks at the tokens, of which"
+        " the benchmark has only queries, keys and values."
+    )
   return dict(variables.get("params", {}))
 
 
@@ -91,6 +109,9 @@ def materialised_attention(
     query, key, value: [B, T, N, H].
     score_mod: static bias, DAPE, DAPE V2 (with its edge="zero") or None.
     positions: [T] int32.
+
+  Raises:
+    NotImplementedError: another score modifier.
   """
   dtype = jnp.promote_types(query.dtype, jnp.float32)
   scores_BxNxTxS = query.shape[-1] ** -0.5 * jnp.einsum(
@@ -100,6 +121,10 @@ def materialised_attention(
   visible_1x1xTxS = tile.visible_mask()[None, None]
   if score_mod is not None:
     function, params = score_mod.function, score_mod.params
+    if not isinstance(function, AdditiveBias | DapeTile | DapeV2Tile) or (
+        isinstance(function, DapeTile) and function.form != "concat_residual"
+    ):
+      raise NotImplementedError("not written as a whole matrix here")
     bias = function.bias(params, tile, dtype)
     bias = None if bias is None else bias[None]
     total = scores_BxNxTxS if bias is None else scores_BxNxTxS + bias

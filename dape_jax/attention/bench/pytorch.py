@@ -53,7 +53,10 @@ def torch_program(
   function = None if score_mod is None else score_mod.function
   base = getattr(function, "base", function)
   rotates = isinstance(getattr(encoding, "base", encoding), Rope)
-  if rotates or not isinstance(base, (*_WRITTEN, type(None))):
+  is_other_form = getattr(function, "form", "concat_residual") != (
+      "concat_residual"
+  )
+  if rotates or is_other_form or not isinstance(base, (*_WRITTEN, type(None))):
     raise NotImplementedError("not written in PyTorch here")
   torch.set_num_threads(threads)
 
