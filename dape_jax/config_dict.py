@@ -70,8 +70,11 @@ def experiment_from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
 
 
 def experiment_to_dict(config: ExperimentConfig) -> dict[str, Any]:
-  """Returns the nested plain dict that `experiment_from_dict` reads back."""
-  return dataclasses.asdict(
+  """Returns the nested dict that `experiment_from_dict` reads back.
+
+  Of what JSON has, so that a dict read from a file is the same.
+  """
+  values = dataclasses.asdict(
       dataclasses.replace(
           config,
           model=dataclasses.replace(
@@ -80,3 +83,5 @@ def experiment_to_dict(config: ExperimentConfig) -> dict[str, Any]:
           ),
       )
   )
+  values["model"]["windows"] = list(config.model.windows)
+  return values

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+_LISTED = 20
+
 
 class ConfigError(ValueError):
   """Bad input from outside: a setting, a flag, a file, a checkpoint.
@@ -20,14 +22,24 @@ def first_cause(error: BaseException) -> BaseException:
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
-  """Returns ' Did you mean "x"? Valid: a, b, x.' for an unknown `name`."""
+  """Returns ' Did you mean "x"? Valid: a, b, x.' for an unknown `name`.
+
+  Of many valid names the nearest are listed.
+  """
   valid = sorted(valid)
 
-  def likeness(candidate: str) -> float:
-    # Names with a forgotten ending count as whole: "kerple" is "kerple_log".
-    ends = (candidate, candidate[: len(name)])
-    return max(difflib.SequenceMatcher(None, name, e).ratio() for e in ends)
+  def likeness(candidate: str) -> tuple[float, float]:
+    # Names with a forgotten ending count as whole: "kerple" is "kerple_log"; of
+    # several such the shortest.
+    ratio = lambda end: difflib.SequenceMatcher(None, name, end).ratio()
+    whole = ratio(candidate)
+    return max(whole, ratio(candidate[: len(name)])), whole
 
-  nearest = max(valid, key=likeness, default="")
-  hint = f' Did you mean "{nearest}"?' if likeness(nearest) > 0.5 else ""
+  ordered = sorted(valid, key=likeness, reverse=True)
+  hint = ""
+  if ordered and likeness(ordered[0])[0] > 0.5:
+    hint = f' Did you mean "{ordered[0]}"?'
+  if len(valid) > _LISTED:
+    more = f" and {len(valid) - _LISTED} more"
+    return f"{hint} Valid: {', '.join(sorted(ordered[:_LISTED]))}{more}."
   return f"{hint} Valid: {', '.join(valid) or '(none)'}."
