@@ -15,10 +15,23 @@ import ml_collections
 
 from dape_jax import encodings
 
+LENGTH = 128
+
 
 def get_config(encoding: str = "dape_kerple_log") -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
   config.seed = 0
+
+  names = [name.strip() for name in encoding.split(",")]
+  # Of several encodings, what they agree on; each has its own of the rest.
+  defaults = [encodings.options(name) for name in names]
+  options = {
+      option: value
+      for option, value in defaults[0].items()
+      if all(other.get(option, value) == value for other in defaults)
+  }
+  if "train_length" in options:
+    options["train_length"] = LENGTH
 
   config.model = dict(
       vocab_size=384,
@@ -28,11 +41,7 @@ def get_config(encoding: str = "dape_kerple_log") -> ml_collections.ConfigDict:
       num_kv_heads=0,
       mlp_width=0,
       encoding=encoding,
-      encoding_options={
-          option: default
-          for name in encoding.split(",")
-          for option, default in encodings.options(name).items()
-      },
+      encoding_options=options,
       share_encoding=False,
       windows=(0,),
       init="dape",
@@ -43,7 +52,7 @@ def get_config(encoding: str = "dape_kerple_log") -> ml_collections.ConfigDict:
       source="code",
       tokenizer="bytes",
       dir="",
-      length=128,
+      length=LENGTH,
       packing="segments",
   )
   config.optimizer = dict(

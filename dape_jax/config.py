@@ -58,7 +58,8 @@ class ModelConfig:
       commas, that the layers take in turn ("rope,rope,rope,nope").
     encoding_options: options of that encoding (see `encodings.options`); of
       several, each takes those that it has.
-    share_encoding: one set of encoding parameters for all layers.
+    share_encoding: one set of encoding parameters for all layers. Absolute
+      encodings are one for the model in any case, with their modifiers.
     windows: of attention, in tokens, that the layers take in turn; 0 is none.
     init: "dape" (small init, arXiv 2405.14722's code) or "kerple" (GPT-2's).
     dtype: compute dtype of activations; parameters are float32 always.
@@ -301,15 +302,10 @@ class ExperimentConfig:
         max_position,
         f"must be at least config.data.length={self.data.length}, or 0.",
     )
-    scaled = [
-        option
-        for option in ("ssmax", "log_n")
-        if self.model.encoding_options.get(option)
-    ]
     _require(
-        not (max_position and scaled),
+        not (max_position and any(self.model.windows)),
         "train.max_position",
         max_position,
-        f"config.model.encoding_options.{' and '.join(scaled)} counts the keys by"
-        " their positions, which must not be random; turn one off.",
+        f"config.model.windows={self.model.windows} count by position, and would"
+        " hold fewer tokens than they say; turn one off.",
     )

@@ -31,9 +31,9 @@ from dape_jax.errors import ConfigError
         (
             {
                 "train": {"max_position": 1000},
-                "model": {"encoding_options": {"ssmax": True}},
+                "model": {"windows": (0, 64)},
             },
-            "encoding_options.ssmax counts the keys",
+            "would hold fewer tokens",
         ),
         ({"model": None}, "config.model=None: must be a section"),
         ({"data": {"length": -1}}, "config.data.length=-1"),

@@ -1,10 +1,13 @@
 """Self-attention with all that an encoding does, for models of your own."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 from dape_jax.array_typing import Key, Positions, Query, SegmentIds, Value
 from dape_jax.attention.api import attention
+from dape_jax.attention.mask import column, row, visible_mask
 from dape_jax.encodings.base import PositionalEncoding
 
 
@@ -44,7 +47,12 @@ def attend(
   query = encoding.scale_query(
       query,
       num_visible_keys(
-          positions, segment_ids=segment_ids, causal=causal, window=window
+          q_positions=positions,
+          kv_positions=positions,
+          q_segment_ids=segment_ids,
+          kv_segment_ids=segment_ids,
+          causal=causal,
+          window=window,
       ),
   )
   query, key = encoding.rotate(query, key, positions, positions)
@@ -66,47 +74,37 @@ def attend(
   )
 
 
+@functools.partial(jax.jit, static_argnames=("causal", "window"))
 def num_visible_keys(
-    positions: Positions,
     *,
-    segment_ids: SegmentIds | None,
+    q_positions: Positions,
+    kv_positions: Positions,
+    q_segment_ids: SegmentIds | None,
+    kv_segment_ids: SegmentIds | None,
     causal: bool,
     window: int | None,
 ) -> jax.Array:
   """Returns how many keys each query sees, int32 [T] or [B, T].
 
-  For documents whose positions are 0, 1, 2, ... without gaps. Without causality
-  a query sees its whole document, less what is outside the window. Padding sees
-  none.
+  Counted pair by pair, whatever the positions are, but no pair is kept: XLA makes
+  one loop of comparing and summing. [T] if nothing has a batch axis.
 
-  Args:
-    positions, segment_ids, causal, window: see `attend`.
+  Args: see `attention`.
   """
-  seen = _num_visible(positions, segment_ids, causal, window)
-  if segment_ids is None:
-    return seen
-  return jnp.where(segment_ids == 0, 0, seen)
 
+  def count(q_positions, kv_positions, q_ids, kv_ids):
+    visible = visible_mask(
+        column(q_positions),
+        row(kv_positions),
+        column(q_ids),
+        row(kv_ids),
+        causal=causal,
+        window=window,
+    )
+    return visible.sum(-1, dtype=jnp.int32)
 
-def _num_visible(positions, segment_ids, causal, window):
-  """Returns as `num_visible_keys`, anything for padding."""
-  if segment_ids is not None:
-    positions = jnp.broadcast_to(positions, segment_ids.shape)
-  before = positions + 1
-  if causal:
-    return before if window is None else jnp.minimum(before, window)
-  if segment_ids is None:
-    length = jnp.full(positions.shape, positions.shape[-1], jnp.int32)
-  else:
-
-    def tokens_of_id(ids):
-      ordered = jnp.sort(ids)
-      end = jnp.searchsorted(ordered, ids, side="right")
-      return end - jnp.searchsorted(ordered, ids, side="left")
-
-    length = jax.vmap(tokens_of_id)(segment_ids)
-  if window is None:
-    return length
-  before = jnp.broadcast_to(before, length.shape)
-  after = length - before
-  return jnp.minimum(before, window) + jnp.minimum(after, window - 1)
+  arrays = q_positions, kv_positions, q_segment_ids, kv_segment_ids
+  axes = [None if x is None or x.ndim == 1 else 0 for x in arrays]
+  if any(axis is not None for axis in axes):
+    count = jax.vmap(count, axes)
+  return count(*arrays)

@@ -91,6 +91,9 @@ class Learned(PositionalEncoding):
       raise ConfigError(f"max_length={self.max_length}: must be 1 or more.")
     super().__post_init__()
 
+  def position_limit(self):
+    return self.max_length
+
   @nn.compact
   def embed(self, x, positions):
     table = self.param(

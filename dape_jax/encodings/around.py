@@ -72,6 +72,9 @@ class Around(PositionalEncoding):
         x, query, key, segment_ids=segment_ids, previous=previous
     )
 
+  def position_limit(self) -> int | None:
+    return self.base.position_limit()
+
   def sink(self) -> jax.Array | None:
     return self.base.sink()
 

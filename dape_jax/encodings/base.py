@@ -266,6 +266,10 @@ class PositionalEncoding(nn.Module):
     del x, query, key, segment_ids, previous
     return None, None
 
+  def position_limit(self) -> int | None:
+    """Returns how many positions there are numbers for; None is no limit."""
+    return None
+
   def sink(self) -> jax.Array | None:
     """Returns one more logit of each head's softmax, [N], or None."""
     return None

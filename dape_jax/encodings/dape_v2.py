@@ -96,7 +96,6 @@ class DapeV2(AroundAdditive):
 
   Attributes:
     base: an encoding that adds a bias, or none.
-    base: any other encoding.
     width: M.
     kernel_size: k, odd.
     edge: "extend" computes the hidden layer beyond the query as if the sequence

@@ -64,7 +64,9 @@ class SSMax(Around):
 class LogN(Around):
   """A = max(1, log(n_i) / log(L)) S + B, n_i the number of keys query i sees.
 
-  Without parameters: up to the training length L nothing changes.
+  Without parameters: up to the training length L nothing changes. n_i is i + 1
+  where all keys before the query are seen, as in the sources; in a window it is
+  at most the window.
 
   Source: Su 2021 and Chiang and Cholak 2022, arXiv 2202.12172, section 5.3; the
   form with max is that of Bai et al. 2023 (Qwen), arXiv 2309.16609.

@@ -216,6 +216,15 @@ def _modifiers(values: dict[str, Any]) -> list[Any]:
         f"ssmax=True and log_n={values['log_n']}: both scale the scores by the"
         " number of keys; choose one."
     )
+  if values["log_n"] < 0 or values["log_n"] == 1:
+    raise ConfigError(
+        f"log_n={values['log_n']}: must be a training length of 2 or more, or 0"
+        " for none."
+    )
+  if values["soft_cap"] < 0:
+    raise ConfigError(
+        f"soft_cap={values['soft_cap']}: must be above 0, or 0 for none."
+    )
   if values["ssmax"]:
     layers.append(SSMax)
   if values["log_n"]:

@@ -116,6 +116,10 @@ class Sum(PositionalEncoding):
       return None, None
     return of_queries, jnp.concatenate(of_keys, -1) if of_keys else None
 
+  def position_limit(self):
+    limits = [self.a.position_limit(), self.b.position_limit()]
+    return min((x for x in limits if x is not None), default=None)
+
   def sink(self):
     sinks = [s for s in (self.a.sink(), self.b.sink()) if s is not None]
     if len(sinks) == 2:

@@ -37,7 +37,7 @@ class XPos(Rope):
   `checked_positions`). The released code sets c to half the length of the call,
   which a cache forbids. Far from c small gradients of the fastest pair are
   lost: 32 b away, as at position 0, those below 1e-20, 64 b away those below
-  1e-3. So a larger c is for reading; a trained model may be read with any. A
+  1e-3, and there scores of queries and keys of size 1e-2 are off by 6%. So a larger c is for reading; a trained model may be read with any. A
   negative position (no token) counts as 0. float16 is refused.
 
   Source: Sun et al. 2022, algorithm 1, arXiv 2212.10554.
@@ -76,6 +76,9 @@ class XPos(Rope):
   def last_position(self) -> int:
     """Returns the last position that has a magnitude."""
     return self.center + self.reach()
+
+  def position_limit(self):
+    return self.last_position() + 1
 
   def magnitudes(
       self, positions: jax.Array, dim: int, dtype: jnp.dtype

@@ -15,6 +15,7 @@ from dape_jax.config import ExperimentConfig
 from dape_jax.errors import ConfigError
 from dape_jax.evaluation import protocols
 from dape_jax.evaluation.extrapolation import evaluate
+from dape_jax.models.layers import check_positions
 from dape_jax.training import checkpoint
 from dape_jax.training.checkpoint_paths import step_folder
 
@@ -147,6 +148,9 @@ def evaluate_runs(
   """
   protocols.protocol(protocol)
   names = run_names(runs)
+  for name, run in zip(names, runs, strict=True):
+    longest = max(lengths)
+    check_positions(run.config.model, longest, f"--lengths={longest} of {name}")
   corpus = load_corpus_of(runs, data_dir)
   results = []
   for name, run in zip(names, runs, strict=True):

@@ -16,7 +16,7 @@ from dape_jax.attention import (
 )
 from dape_jax.config import ModelConfig
 from dape_jax.encodings.base import PositionalEncoding
-from dape_jax.errors import ConfigError
+from dape_jax.errors import ConfigError, did_you_mean
 
 
 @flax.struct.dataclass
@@ -80,6 +80,21 @@ def is_shared(config: ModelConfig) -> bool:
   return config.share_encoding or is_absolute
 
 
+def check_positions(config: ModelConfig, num_positions: int, what: str) -> None:
+  """Checks that the encodings have numbers for positions below `num_positions`.
+
+  Raises:
+    ConfigError: they have not; the message begins with `what`.
+  """
+  for name in config.encodings:
+    limit = make_encoding(config, name, parent=None).position_limit()
+    if limit is not None and num_positions > limit:
+      raise ConfigError(
+          f'{what}: encoding "{name}" ends at {limit} positions; read shorter'
+          " text, or see its options for a higher limit."
+      )
+
+
 def make_encoding(
     config: ModelConfig, name: str, **linen
 ) -> PositionalEncoding:
@@ -92,11 +107,13 @@ def make_encoding(
   options = dict(config.encoding_options)
   if len(valid) > 1:
     known = set().union(*valid.values())
-    options = {
-        key: value
-        for key, value in options.items()
-        if key in valid[name] or key not in known
-    }
+    for key in options:
+      if key not in known:
+        raise ConfigError(
+            f'encoding "{config.encoding}" has no option'
+            f' "{key}".{did_you_mean(key, known)}'
+        )
+    options = {k: v for k, v in options.items() if k in valid[name]}
   return encodings.make(name, num_heads=config.num_heads, **options, **linen)
 
 
@@ -229,8 +246,10 @@ class Attention(nn.Module):
     )
     window = self.window or None
     num_visible = num_visible_keys(
-        context.q_positions,
-        segment_ids=context.q_segment_ids,
+        q_positions=context.q_positions,
+        kv_positions=context.kv_positions,
+        q_segment_ids=context.q_segment_ids,
+        kv_segment_ids=context.kv_segment_ids,
         causal=True,
         window=window,
     )

@@ -193,7 +193,8 @@ class Transformer(nn.Module):
     config = self.config
     if not any("length" in encodings.options(n) for n in config.encodings):
       return self
-    options = {**config.encoding_options, "length": length}
+    options = dict(config.encoding_options)
+    options["length"] = max(length, options.get("length", 0))
     return Transformer(dataclasses.replace(config, encoding_options=options))
 
   @nn.nowrap

@@ -18,6 +18,7 @@ from dape_jax.encodings.effective_length import (
     bias_of_distances,
     effective_lengths,
 )
+from dape_jax.encodings.modifiers import SoftCapTile
 from dape_jax.errors import ConfigError
 from dape_jax.evaluation import figure as evaluation_figure
 from dape_jax.evaluation.runs import Run
@@ -48,12 +49,14 @@ def lengths_of_run(run: Run, max_distance: int) -> dict[int, np.ndarray]:
   lengths, reasons = {}, {}
   for layer in layers:
     encoding = encoding_of_layer(model, run.params, layer)
+    name, window = model.layer_kinds[layer % len(model.layer_kinds)]
     reason = _why_none(encoding)
     if reason is None:
       bias = bias_of_distances(encoding, encoding.variables, max_distance)
       lengths[layer] = effective_lengths(bias, max_distance)
+      if window:  # the key that far away is the first that is not seen
+        lengths[layer] = np.minimum(lengths[layer], window)
     else:
-      name, _ = model.layer_kinds[layer % len(model.layer_kinds)]
       reasons[name] = reason
   why = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
   if not lengths:
@@ -72,6 +75,8 @@ def _why_none(encoding) -> str | None:
   score_mod = encoding.score_mod()
   if score_mod is None:
     return "adds nothing to the scores"
+  if isinstance(score_mod.function, SoftCapTile):
+    return "caps the sum of score and bias"
   if encoding.key_features:
     return "has a bias that depends on the tokens"
   tile = Tile(jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.int32))

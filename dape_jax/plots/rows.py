@@ -17,7 +17,12 @@ from dape_jax.attention import last_slot, num_visible_keys
 from dape_jax.attention.mask import column, row, visible_mask
 from dape_jax.config import ModelConfig
 from dape_jax.encodings import AdditiveBias, PositionalEncoding
-from dape_jax.models.layers import is_shared, make_encoding
+from dape_jax.models import Transformer
+from dape_jax.models.layers import (
+    check_positions,
+    is_shared,
+    make_encoding,
+)
 from dape_jax.plots.reading import Reading, of_layer, read
 
 
@@ -72,6 +77,8 @@ def rows_of_layers(
       the captured tokens are the queries.
     layers: indices from 0.
   """
+  check_positions(config, len(tokens), f"{len(tokens)} tokens")
+  config = Transformer(config).at_length(len(tokens)).config
   reading = read(config, params, tokens, num_queries, chunk, on_tokens)
   for layer in layers:
     yield rows_of_layer(config, params, reading, layer)
@@ -141,7 +148,12 @@ def _rows(
   )
   q_positions = positions_BxS[:, -num_queries:]
   num_visible = num_visible_keys(
-      q_positions, segment_ids=None, causal=True, window=window
+      q_positions=q_positions,
+      kv_positions=positions_BxS,
+      q_segment_ids=None,
+      kv_segment_ids=None,
+      causal=True,
+      window=window,
   )
   query_BxTxNxH, _ = encoding.rotate(
       encoding.scale_query(query_BxTxNxH, num_visible),

@@ -17,6 +17,7 @@ from dape_jax.config_dict import experiment_to_dict
 from dape_jax.data import TrainBatches, load_corpus
 from dape_jax.errors import ConfigError
 from dape_jax.models import Transformer
+from dape_jax.models.layers import check_positions
 from dape_jax.training import checkpoint, partitioning
 from dape_jax.training.metrics import MetricsWriter, Throughput
 from dape_jax.training.optimizer import learning_rate_schedule, make_optimizer
@@ -56,6 +57,16 @@ class _Run:
   def __init__(self, config: ExperimentConfig, mesh: jax.sharding.Mesh):
     partitioning.check_batch_size(
         config.train.batch_size, config.train.accumulation, mesh
+    )
+    check_positions(
+        config.model,
+        config.data.length,
+        f"config.data.length={config.data.length}",
+    )
+    check_positions(
+        config.model,
+        config.train.max_position,
+        f"config.train.max_position={config.train.max_position}",
     )
     model = Transformer(config.model)
     optimizer = make_optimizer(config.optimizer, config.train.steps)

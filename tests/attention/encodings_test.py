@@ -25,6 +25,7 @@ from encoding_cases import (
 import dape_jax
 from dape_jax.attention import (
     append_to_slots,
+    num_visible_keys,
     pallas_tpu,
     pallas_tpu_v2,
     target,
@@ -227,7 +228,18 @@ def check_chunks_through_the_cache(name, run):
         segment_ids=seen,
         previous=jnp.where(start > 0, before, 0),
     )
-    query = encoding.scale_query(query, here + 1)
+    seen_ids = jnp.where(WHOLE[None] < filled, ids, 0)
+    query = encoding.scale_query(
+        query,
+        num_visible_keys(
+            q_positions=here,
+            kv_positions=positions,
+            q_segment_ids=seen,
+            kv_segment_ids=seen_ids,
+            causal=True,
+            window=None,
+        ),
+    )
     query, key = encoding.rotate(query, key, here, here)
     keys = append_to_slots(keys, key, filled)
     values = append_to_slots(values, value, filled)
@@ -241,7 +253,7 @@ def check_chunks_through_the_cache(name, run):
         q_positions=here,
         kv_positions=positions,
         q_segment_ids=seen,
-        kv_segment_ids=jnp.where(WHOLE[None] < filled, ids, 0),
+        kv_segment_ids=seen_ids,
         q_features=q_features,
         kv_features=None if kv_features is None else features,
         sink=encoding.sink(),

@@ -128,11 +128,32 @@ def test_forms_of_dape(form):
   assert 0.5 * fan_in**-0.5 < np.abs(hidden).max() <= fan_in**-0.5
 
 
-def test_numbers_of_visible_keys_in_both_directions():
-  ids = jnp.array([[0, 3, 3, 3, 5, 0]])
-  positions = jnp.array([[0, 0, 1, 2, 0, 0]])
-  count = lambda window: num_visible_keys(
-      positions, segment_ids=ids, causal=False, window=window
+@pytest.mark.parametrize(
+    "positions", [[0, 0, 1, 2, 0, 0], [0, 1, 2, 3, 4, 5]], ids=str
+)
+def test_numbers_of_visible_keys(positions):
+  """Packed documents, whatever their positions; padding sees nothing."""
+  ids, positions = jnp.array([[0, 3, 3, 3, 5, 0]]), jnp.array(positions)
+  count = lambda causal, window: num_visible_keys(
+      q_positions=positions,
+      kv_positions=positions,
+      q_segment_ids=ids,
+      kv_segment_ids=ids,
+      causal=causal,
+      window=window,
   )[0].tolist()
-  assert count(None) == [0, 3, 3, 3, 1, 0]
-  assert count(2) == [0, 2, 3, 2, 1, 0]
+  assert count(True, None) == [0, 1, 2, 3, 1, 0]
+  assert count(True, 2) == [0, 1, 2, 2, 1, 0]
+  assert count(False, None) == [0, 3, 3, 3, 1, 0]
+  assert count(False, 2) == [0, 2, 3, 2, 1, 0]
+
+
+def test_position_limits_reach_through_wrappers():
+  limit = lambda name, **options: encodings.make(
+      name, num_heads=2, **options
+  ).position_limit()
+  assert limit("learned", max_length=70, sink=True) == 70
+  assert limit("xpos", ssmax=True) == encodings.XPos(2).last_position() + 1
+  assert limit("dape_rope") is None
+  learned = encodings.Learned(2, max_length=9)
+  assert dape_jax.Sum(learned, dape_jax.Alibi(2)).position_limit() == 9

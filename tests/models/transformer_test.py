@@ -11,6 +11,7 @@ from dape_jax.attention import grow_cache
 from dape_jax.config import ModelConfig
 from dape_jax.errors import ConfigError
 from dape_jax.models import Transformer
+from dape_jax.models.layers import check_positions
 
 VOCAB = 32
 # One of each way to reach into the model: embeddings, queries and keys, scores,
@@ -342,3 +343,30 @@ def test_bfloat16_computes_with_float32_parameters_and_logits():
   exact = jitted(tiny())({"params": params}, tokens)
   np.testing.assert_allclose(logits, exact, atol=0.2)
   assert model.empty_cache(1, 2).keys.dtype == jnp.bfloat16
+
+
+def test_positions_beyond_a_table_are_refused_before_a_run():
+  model = tiny("learned", encoding_options={"max_length": 16})
+  check_positions(model.config, 16, "--lengths=16")
+  with pytest.raises(
+      ConfigError, match='--lengths=17: encoding "learned" ends'
+  ):
+    check_positions(model.config, 17, "--lengths=17")
+
+
+def test_a_model_is_read_at_least_at_the_length_it_was_trained_for():
+  model = tiny("rope_dynamic_ntk", encoding_options={"length": 64})
+  assert model.at_length(8).config == model.config
+  assert model.at_length(99).config.encoding_options == {"length": 99}
+  assert tiny("rope").at_length(99) == tiny("rope")
+
+
+def test_ssmax_counts_the_keys_of_a_left_padded_row():
+  """With default positions, which count the padding too."""
+  model = tiny("nope", encoding_options={"ssmax": True})
+  params = {"params": initialised(model)}
+  tokens = random_tokens(1, 1, 6)
+  ids = jnp.int32([[0, 0, 0, 1, 1, 1]])
+  padded = jitted(model)(params, tokens, ids)
+  alone = jitted(model)(params, tokens[:, 3:])
+  np.testing.assert_allclose(padded[:, 3:], alone, atol=1e-5)
