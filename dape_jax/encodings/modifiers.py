@@ -40,8 +40,8 @@ class SSMax(Around):
   """A = s_h log(n_i) S + B, n_i the number of keys that query i sees.
 
   Scalable softmax: the weights stay as sharp however many keys there are. s_h is
-  learned, one for each head, 0.43 at init (about what the paper's fit of a free
-  scale by length gives). It scales the scores S, not the base's bias.
+  learned, one for each head, 0.43 at init (as in the paper's figure 1). It scales
+  the scores S, not the base's bias.
 
   Source: Nakanishi 2025, arXiv 2501.19399, equation 2.
   Extrapolates: with RoPE, better than softmax.

@@ -15,7 +15,7 @@ from dape_jax.config import ExperimentConfig
 from dape_jax.errors import ConfigError
 from dape_jax.evaluation import protocols
 from dape_jax.evaluation.extrapolation import evaluate
-from dape_jax.models.layers import check_positions
+from dape_jax.models.layer_encodings import check_positions
 from dape_jax.training import checkpoint
 from dape_jax.training.checkpoint_paths import step_folder
 

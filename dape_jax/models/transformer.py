@@ -16,14 +16,13 @@ from dape_jax.attention.cache import (
     overfilled,
 )
 from dape_jax.config import ModelConfig
+from dape_jax.models.layer_encodings import is_shared, make_encoding
 from dape_jax.models.layers import (
     Block,
     Context,
     Einsum,
     Slots,
-    is_shared,
     layer_norm,
-    make_encoding,
     projection_init,
 )
 

@@ -22,7 +22,7 @@ from dape_jax.encodings.modifiers import SoftCapTile
 from dape_jax.errors import ConfigError
 from dape_jax.evaluation import figure as evaluation_figure
 from dape_jax.evaluation.runs import Run
-from dape_jax.models.layers import is_shared
+from dape_jax.models.layer_encodings import is_shared
 from dape_jax.plots.files import new_figure
 from dape_jax.plots.rows import encoding_of_layer
 

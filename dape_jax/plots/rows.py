@@ -18,7 +18,7 @@ from dape_jax.attention.mask import column, row, visible_mask
 from dape_jax.config import ModelConfig
 from dape_jax.encodings import AdditiveBias, PositionalEncoding
 from dape_jax.models import Transformer
-from dape_jax.models.layers import (
+from dape_jax.models.layer_encodings import (
     check_positions,
     is_shared,
     make_encoding,

@@ -17,7 +17,7 @@ from dape_jax.config_dict import experiment_to_dict
 from dape_jax.data import TrainBatches, load_corpus
 from dape_jax.errors import ConfigError
 from dape_jax.models import Transformer
-from dape_jax.models.layers import check_positions
+from dape_jax.models.layer_encodings import check_positions
 from dape_jax.training import checkpoint, partitioning
 from dape_jax.training.metrics import MetricsWriter, Throughput
 from dape_jax.training.optimizer import learning_rate_schedule, make_optimizer

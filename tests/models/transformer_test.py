@@ -11,7 +11,7 @@ from dape_jax.attention import grow_cache
 from dape_jax.config import ModelConfig
 from dape_jax.errors import ConfigError
 from dape_jax.models import Transformer
-from dape_jax.models.layers import check_positions
+from dape_jax.models.layer_encodings import check_positions
 
 VOCAB = 32
 # One of each way to reach into the model: embeddings, queries and keys, scores,

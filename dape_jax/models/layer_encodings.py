@@ -1,0 +1,59 @@
+"""Which encodings the layers of a config have."""
+
+from dape_jax import encodings
+from dape_jax.config import ModelConfig
+from dape_jax.encodings.base import PositionalEncoding
+from dape_jax.errors import ConfigError, did_you_mean
+
+
+def is_shared(config: ModelConfig) -> bool:
+  """Returns whether the model holds the encoding, and not each layer its own.
+
+  So it is where layers share its parameters, and where it acts on the embedded
+  tokens.
+  """
+  modules = [make_encoding(config, n, parent=None) for n in config.encodings]
+  is_absolute = any(module.is_absolute for module in modules)
+  if is_absolute and len(modules) > 1:
+    raise ConfigError(
+        f"config.model.encoding={config.encoding!r}: an absolute encoding acts"
+        " on the embedded tokens, once, and goes with no other; choose one."
+    )
+  return config.share_encoding or is_absolute
+
+
+def check_positions(config: ModelConfig, num_positions: int, what: str) -> None:
+  """Checks that the encodings have numbers for positions below `num_positions`.
+
+  Raises:
+    ConfigError: they have not; the message begins with `what`.
+  """
+  for name in config.encodings:
+    limit = make_encoding(config, name, parent=None).position_limit()
+    if limit is not None and num_positions > limit:
+      raise ConfigError(
+          f'{what}: encoding "{name}" ends at {limit} positions; read shorter'
+          " text, or see its options for a higher limit."
+      )
+
+
+def make_encoding(
+    config: ModelConfig, name: str, **linen
+) -> PositionalEncoding:
+  """Returns one of the config's encodings; `linen` is parent and name.
+
+  Raises:
+    ConfigError: of an option that none of the config's encodings has.
+  """
+  valid = {n: encodings.options(n) for n in config.encodings}
+  options = dict(config.encoding_options)
+  if len(valid) > 1:
+    known = set().union(*valid.values())
+    for key in options:
+      if key not in known:
+        raise ConfigError(
+            f'encoding "{config.encoding}" has no option'
+            f' "{key}".{did_you_mean(key, known)}'
+        )
+    options = {k: v for k, v in options.items() if k in valid[name]}
+  return encodings.make(name, num_heads=config.num_heads, **options, **linen)
