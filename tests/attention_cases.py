@@ -1,11 +1,14 @@
 """Cases that every implementation of attention passes, and how to compare."""
 
+import functools
+
 import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import dape_jax
+from dape_jax.attention import pallas_tpu, pallas_tpu_v2, target
 
 
 def documents(*lengths, padding=0):
@@ -130,3 +133,11 @@ def assert_close(actual, expected, tolerance):
     )
 
   jax.tree_util.tree_map_with_path(check, actual, expected)
+
+
+def interpret_kernels(monkeypatch, interpret=True):
+  """Makes `attention` run the TPU kernels by their meaning, as on a TPU."""
+  monkeypatch.setattr(target, "target_platform", lambda: "tpu")
+  for module in (pallas_tpu, pallas_tpu_v2):
+    function = functools.partial(module.pallas_attention, interpret=interpret)
+    monkeypatch.setattr(module, "pallas_attention", function)

@@ -1,7 +1,11 @@
 """Attention with a score modifier, and its key/value cache."""
 
 from dape_jax.attention.api import attention
-from dape_jax.attention.attend import attend, num_visible_keys
+from dape_jax.attention.attend import (
+    attend,
+    encoded_tokens,
+    num_visible_keys,
+)
 from dape_jax.attention.cache import (
     Cache,
     append_to_slots,
@@ -18,6 +22,7 @@ __all__ = [
     "attend",
     "attention",
     "empty_cache",
+    "encoded_tokens",
     "grow_cache",
     "last_slot",
     "num_visible_keys",

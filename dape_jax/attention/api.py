@@ -11,8 +11,8 @@ from dape_jax.array_typing import Key, Positions, Query, SegmentIds, Value
 from dape_jax.attention import target
 from dape_jax.attention.chunked import chunked_attention
 from dape_jax.attention.reference import reference_attention
-from dape_jax.encodings.base import ScoreMod
 from dape_jax.encodings.dape_v2 import DapeV2Tile
+from dape_jax.encodings.tile import ScoreMod
 
 IMPLEMENTATIONS = ("reference", "chunked", "pallas_tpu")
 

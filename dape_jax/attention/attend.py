@@ -1,6 +1,7 @@
 """Self-attention with all that an encoding does, for models of your own."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,21 +42,17 @@ def attend(
   """
   if positions is None:
     positions = jnp.arange(query.shape[1], dtype=jnp.int32)
-  q_features, kv_features = encoding.features(
-      x, query, key, segment_ids=segment_ids
+  num_visible = num_visible_keys(
+      q_positions=positions,
+      kv_positions=positions,
+      q_segment_ids=segment_ids,
+      kv_segment_ids=segment_ids,
+      causal=causal,
+      window=window,
   )
-  query = encoding.scale_query(
-      query,
-      num_visible_keys(
-          q_positions=positions,
-          kv_positions=positions,
-          q_segment_ids=segment_ids,
-          kv_segment_ids=segment_ids,
-          causal=causal,
-          window=window,
-      ),
+  query, key, q_features, kv_features = encoded_tokens(
+      encoding, x, query, key, positions, num_visible, segment_ids
   )
-  query, key = encoding.rotate(query, key, positions, positions)
   return attention(
       query,
       key,
@@ -72,6 +69,35 @@ def attend(
       sink=encoding.sink(),
       implementation=implementation,
   )
+
+
+def encoded_tokens(
+    encoding: PositionalEncoding,
+    x: jax.Array,
+    query: Query,
+    key: Key,
+    positions: Positions,
+    num_visible: jax.Array,
+    segment_ids: SegmentIds | None = None,
+    previous: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, Any, jax.Array | None]:
+  """Returns scaled and rotated query, rotated key, and features of both.
+
+  What an encoding does to tokens before their scores are taken; keys and their
+  features are then ready to be cached.
+
+  Args:
+    encoding, x, query, key, positions, segment_ids: see `attend`.
+    num_visible: of `num_visible_keys`.
+    previous: see `PositionalEncoding.features`.
+  """
+  # Features are made of queries and keys as they were projected.
+  features = encoding.features(
+      x, query, key, segment_ids=segment_ids, previous=previous
+  )
+  query = encoding.scale_query(query, num_visible)
+  query, key = encoding.rotate(query, key, positions, positions)
+  return query, key, *features
 
 
 @functools.partial(jax.jit, static_argnames=("causal", "window"))

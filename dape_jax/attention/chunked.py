@@ -24,7 +24,11 @@ from dape_jax.attention.mask import (
     visible_mask,
     where_tokens,
 )
-from dape_jax.encodings.base import ScoreMod, Tile, TileFunction
+from dape_jax.encodings.tile import (
+    ScoreMod,
+    Tile,
+    TileFunction,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dape_jax.attention import pallas_tpu_common as common
 from dape_jax.attention import pallas_tpu_vjp
 from dape_jax.attention.mask import MASKED
 from dape_jax.attention.pallas_tpu_common import LANES, Settings, Tokens
-from dape_jax.encodings.base import ScoreMod
+from dape_jax.encodings.tile import ScoreMod
 
 _MIN_QUERIES = 16
 

@@ -12,7 +12,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 from dape_jax.attention import tiling
 from dape_jax.attention.mask import visible_mask
-from dape_jax.encodings.base import Tile, TileFunction
+from dape_jax.encodings.tile import (
+    Tile,
+    TileFunction,
+)
 
 LANES = 128
 

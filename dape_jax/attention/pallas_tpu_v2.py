@@ -19,8 +19,8 @@ from dape_jax.attention import pallas_tpu_common as common
 from dape_jax.attention import pallas_tpu_v2_window as windows
 from dape_jax.attention.mask import MASKED
 from dape_jax.attention.pallas_tpu_common import LANES, Settings, Tokens
-from dape_jax.encodings.base import ScoreMod
 from dape_jax.encodings.dape_v2 import DapeV2Tile
+from dape_jax.encodings.tile import ScoreMod
 
 
 def unsupported(

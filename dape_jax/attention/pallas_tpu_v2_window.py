@@ -23,9 +23,9 @@ from dape_jax.attention import pallas_tpu_common as common
 from dape_jax.attention import tiling
 from dape_jax.attention.mask import visible_mask
 from dape_jax.attention.pallas_tpu_common import LANES, Tokens
-from dape_jax.encodings.base import Tile
 from dape_jax.encodings.dape import NEGATIVE_SLOPE
 from dape_jax.encodings.pairwise import rounded
+from dape_jax.encodings.tile import Tile
 
 _SUBLANES = 8
 # Channels come in whole tiles of bfloat16, so that stacking them costs nothing.

@@ -13,7 +13,7 @@ from dape_jax.attention.mask import (
     visible_mask,
     where_tokens,
 )
-from dape_jax.encodings.base import ScoreMod
+from dape_jax.encodings.tile import ScoreMod
 
 
 @functools.partial(jax.jit, static_argnames=("causal", "window"))

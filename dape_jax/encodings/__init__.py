@@ -2,13 +2,7 @@
 
 from dape_jax.encodings.absolute import Learned, Sinusoidal
 from dape_jax.encodings.alibi import Alibi, alibi_slopes
-from dape_jax.encodings.base import (
-    AdditiveBias,
-    PositionalEncoding,
-    ScoreMod,
-    Tile,
-    TileFunction,
-)
+from dape_jax.encodings.base import PositionalEncoding
 from dape_jax.encodings.cable import Cable
 from dape_jax.encodings.cope import Cope
 from dape_jax.encodings.dape import Dape
@@ -43,6 +37,12 @@ from dape_jax.encodings.rope_scaling import (
 from dape_jax.encodings.sandwich import Sandwich
 from dape_jax.encodings.sum import Sum
 from dape_jax.encodings.t5 import T5
+from dape_jax.encodings.tile import (
+    AdditiveBias,
+    ScoreMod,
+    Tile,
+    TileFunction,
+)
 from dape_jax.encodings.transformer_xl import TransformerXL
 from dape_jax.encodings.xpos import XPos
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dape_jax.array_typing import PerHead
-from dape_jax.encodings.base import (
+from dape_jax.encodings.base import PositionalEncoding
+from dape_jax.encodings.tile import (
     AdditiveBias,
     Params,
-    PositionalEncoding,
     ScoreMod,
     Tile,
 )

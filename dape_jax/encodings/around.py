@@ -4,9 +4,9 @@ import dataclasses
 
 import jax
 
-from dape_jax.encodings.base import (
+from dape_jax.encodings.base import PositionalEncoding
+from dape_jax.encodings.tile import (
     Params,
-    PositionalEncoding,
     ScoreMod,
     Tile,
     TileFunction,

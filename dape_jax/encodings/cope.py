@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from dape_jax.array_typing import TileMask, TileScores
-from dape_jax.encodings.base import (
+from dape_jax.encodings.base import PositionalEncoding
+from dape_jax.encodings.tile import (
     Params,
-    PositionalEncoding,
     ScoreMod,
     Tile,
     TileFunction,

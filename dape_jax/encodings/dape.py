@@ -14,18 +14,18 @@ import jax.numpy as jnp
 
 from dape_jax.array_typing import TileScores
 from dape_jax.encodings.around import Around, TileAround, base_params
-from dape_jax.encodings.base import (
+from dape_jax.encodings.base import symmetric_uniform
+from dape_jax.encodings.pairwise import (
+    leaky_relu,
+    pairwise_linear,
+    per_channel,
+)
+from dape_jax.encodings.tile import (
     AdditiveBias,
     Params,
     ScoreMod,
     Tile,
     TileFunction,
-    symmetric_uniform,
-)
-from dape_jax.encodings.pairwise import (
-    leaky_relu,
-    pairwise_linear,
-    per_channel,
 )
 from dape_jax.errors import ConfigError
 

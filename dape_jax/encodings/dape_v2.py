@@ -11,12 +11,15 @@ import jax.numpy as jnp
 
 from dape_jax.array_typing import TileScores
 from dape_jax.encodings.around import TileAround
-from dape_jax.encodings.base import Params, Tile
 from dape_jax.encodings.dape import NEGATIVE_SLOPE, AroundAdditive
 from dape_jax.encodings.pairwise import (
     leaky_relu,
     pairwise_convolve,
     per_head,
+)
+from dape_jax.encodings.tile import (
+    Params,
+    Tile,
 )
 from dape_jax.errors import ConfigError
 

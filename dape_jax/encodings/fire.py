@@ -12,14 +12,16 @@ import jax.numpy as jnp
 
 from dape_jax.array_typing import TileScores
 from dape_jax.encodings.base import (
-    AdditiveBias,
-    Params,
     PositionalEncoding,
-    ScoreMod,
-    Tile,
     symmetric_uniform,
 )
 from dape_jax.encodings.pairwise import leaky_relu, pairwise_linear, per_channel
+from dape_jax.encodings.tile import (
+    AdditiveBias,
+    Params,
+    ScoreMod,
+    Tile,
+)
 from dape_jax.errors import ConfigError
 
 EPSILON = 1e-6

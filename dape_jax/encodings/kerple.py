@@ -13,15 +13,15 @@ import jax
 import jax.numpy as jnp
 
 from dape_jax.array_typing import PerHead, TileDistances, TileScores
-from dape_jax.encodings.base import (
+from dape_jax.encodings.base import PositionalEncoding
+from dape_jax.encodings.pairwise import per_head
+from dape_jax.encodings.tile import (
     AdditiveBias,
     Params,
-    PositionalEncoding,
     ScoreMod,
     Tile,
     TileFunction,
 )
-from dape_jax.encodings.pairwise import per_head
 
 MINIMUM = 0.01
 AFTER = "_after"

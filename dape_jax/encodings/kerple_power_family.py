@@ -11,13 +11,17 @@ import jax
 import jax.numpy as jnp
 
 from dape_jax.array_typing import TileScores
-from dape_jax.encodings.base import AdditiveBias, Params, Tile
 from dape_jax.encodings.kerple import (
     EXPONENT,
     Kerple,
     KerpleTile,
     Range,
     power,
+)
+from dape_jax.encodings.tile import (
+    AdditiveBias,
+    Params,
+    Tile,
 )
 
 

@@ -8,7 +8,11 @@ import jax.numpy as jnp
 
 from dape_jax.array_typing import TileScores
 from dape_jax.encodings.around import Around, TileAround, base_params
-from dape_jax.encodings.base import Params, ScoreMod, Tile
+from dape_jax.encodings.tile import (
+    Params,
+    ScoreMod,
+    Tile,
+)
 from dape_jax.errors import ConfigError
 
 

@@ -5,10 +5,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from dape_jax.encodings.base import (
+from dape_jax.encodings.base import PositionalEncoding
+from dape_jax.encodings.tile import (
     AdditiveBias,
     Params,
-    PositionalEncoding,
     ScoreMod,
     Tile,
 )

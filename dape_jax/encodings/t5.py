@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dape_jax.encodings.base import (
+from dape_jax.encodings.base import PositionalEncoding
+from dape_jax.encodings.pairwise import pairwise_linear
+from dape_jax.encodings.tile import (
     AdditiveBias,
     Params,
-    PositionalEncoding,
     ScoreMod,
     Tile,
 )
-from dape_jax.encodings.pairwise import pairwise_linear
 from dape_jax.errors import ConfigError
 
 BEYOND = 2**31 - 1  # no distance reaches it

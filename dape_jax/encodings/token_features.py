@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from dape_jax.array_typing import TileScores
-from dape_jax.encodings.base import (
+from dape_jax.encodings.base import PositionalEncoding
+from dape_jax.encodings.tile import (
     AdditiveBias,
     Params,
-    PositionalEncoding,
     ScoreMod,
     Tile,
 )

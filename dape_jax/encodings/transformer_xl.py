@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from dape_jax.array_typing import TilePositions, TileScores
-from dape_jax.encodings.base import (
+from dape_jax.encodings.base import PositionalEncoding
+from dape_jax.encodings.phases import phases, sinusoid_frequencies
+from dape_jax.encodings.tile import (
     AdditiveBias,
     Params,
-    PositionalEncoding,
     ScoreMod,
     Tile,
 )
-from dape_jax.encodings.phases import phases, sinusoid_frequencies
 from dape_jax.encodings.token_features import given, without_padding
 from dape_jax.errors import ConfigError
 

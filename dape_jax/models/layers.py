@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from dape_jax.attention import (
     append_to_slots,
     attention,
+    encoded_tokens,
     last_slot,
     num_visible_keys,
 )
@@ -182,13 +183,6 @@ class Attention(nn.Module):
           context.filled,
           num_new=x_BxTxD.shape[1],
       )
-    q_features, kv_features = encoding.features(
-        x_BxTxD,
-        query,
-        key,
-        segment_ids=context.q_segment_ids,
-        previous=previous,
-    )
     window = self.window or None
     num_visible = num_visible_keys(
         q_positions=context.q_positions,
@@ -198,11 +192,15 @@ class Attention(nn.Module):
         causal=True,
         window=window,
     )
-    query, key = encoding.rotate(
-        encoding.scale_query(query, num_visible),
+    query, key, q_features, kv_features = encoded_tokens(
+        encoding,
+        x_BxTxD,
+        query,
         key,
         context.q_positions,
-        context.q_positions,
+        num_visible,
+        context.q_segment_ids,
+        previous,
     )
     if slots is not None:
       slots = slots.append(key, value, kv_features, context.filled)

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from dape_jax.encodings.base import Tile
 from dape_jax.encodings.effective_length import (
     bias_of_distances,
     effective_lengths,
 )
 from dape_jax.encodings.modifiers import SoftCapTile
+from dape_jax.encodings.tile import Tile
 from dape_jax.errors import ConfigError
 from dape_jax.evaluation import figure as evaluation_figure
 from dape_jax.evaluation.runs import Run

@@ -13,7 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dape_jax.attention import last_slot, num_visible_keys
+from dape_jax.attention import (
+    encoded_tokens,
+    last_slot,
+    num_visible_keys,
+)
 from dape_jax.attention.mask import column, row, visible_mask
 from dape_jax.config import ModelConfig
 from dape_jax.encodings import AdditiveBias, PositionalEncoding
@@ -143,9 +147,6 @@ def _rows(
   previous = None
   if features_BxSxF is not None:
     previous = last_slot(features_BxSxF, num_keys, num_queries)
-  q_features, _ = encoding.features(
-      x_BxTxD, query_BxTxNxH, key_BxTxKxH, previous=previous
-  )
   q_positions = positions_BxS[:, -num_queries:]
   num_visible = num_visible_keys(
       q_positions=q_positions,
@@ -155,11 +156,14 @@ def _rows(
       causal=True,
       window=window,
   )
-  query_BxTxNxH, _ = encoding.rotate(
-      encoding.scale_query(query_BxTxNxH, num_visible),
+  query_BxTxNxH, _, q_features, _ = encoded_tokens(
+      encoding,
+      x_BxTxD,
+      query_BxTxNxH,
       key_BxTxKxH,
       q_positions,
-      q_positions,
+      num_visible,
+      previous=previous,
   )
 
   q_positions, kv_positions = q_positions[0], positions_BxS[0]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import assert_close
+from attention_cases import assert_close, interpret_kernels
 from encoding_cases import (
     CASES,
     HEAD_DIM,
@@ -26,9 +26,6 @@ import dape_jax
 from dape_jax.attention import (
     append_to_slots,
     num_visible_keys,
-    pallas_tpu,
-    pallas_tpu_v2,
-    target,
     tiling,
 )
 
@@ -48,16 +45,6 @@ POSITIONS[1], IDS[1] = WHOLE, 7
 def several_tiles(monkeypatch):
   monkeypatch.setattr(tiling, "CPU_BLOCKS", (8, 12))
   monkeypatch.setattr(tiling, "CPU_BLOCKS_OF_FOUR", (8, 12))
-
-
-def use_interpreted_kernels(monkeypatch):
-  monkeypatch.setattr(target, "target_platform", lambda: "tpu")
-  for module in (pallas_tpu, pallas_tpu_v2):
-    monkeypatch.setattr(
-        module,
-        "pallas_attention",
-        functools.partial(module.pallas_attention, interpret=True),
-    )
 
 
 def cotangent(seed=5):
@@ -90,7 +77,7 @@ def test_every_implementation(name, monkeypatch):
   check_bfloat16_far_out(name, reference)
   for implementation in ("chunked", "pallas_tpu"):
     if implementation == "pallas_tpu":
-      use_interpreted_kernels(monkeypatch)
+      interpret_kernels(monkeypatch)
       if not kernels_support(name):
         with pytest.raises(NotImplementedError, match="'pallas_tpu': "):
           self_attention(

@@ -15,13 +15,14 @@ import tpu_compiler
 from attention_cases import (
     CASES,
     assert_close,
+    interpret_kernels,
     outputs_and_gradients,
     plain,
 )
 from jax.experimental.pallas import tpu as pltpu
 
 import dape_jax
-from dape_jax.attention import api, pallas_tpu, pallas_tpu_v2, target
+from dape_jax.attention import api
 
 V2 = "dape_v2_kerple_log"
 MORE_CASES = CASES | {
@@ -30,13 +31,6 @@ MORE_CASES = CASES | {
     "both_directions": plain(1, 2, 8, 150, causal=False),
     "wide_blocks": plain(1, 2, 16, 1100),
 }
-
-
-def interpret_kernels(monkeypatch, interpret=True):
-  monkeypatch.setattr(target, "target_platform", lambda: "tpu")
-  for module in (pallas_tpu, pallas_tpu_v2):
-    function = functools.partial(module.pallas_attention, interpret=interpret)
-    monkeypatch.setattr(module, "pallas_attention", function)
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from dape_jax.attention.api import attention
-from dape_jax.encodings.base import (
+from dape_jax.encodings.base import PositionalEncoding
+from dape_jax.encodings.dape import NEGATIVE_SLOPE, DapeTile
+from dape_jax.encodings.dape_v2 import DapeV2Tile
+from dape_jax.encodings.tile import (
     AdditiveBias,
-    PositionalEncoding,
     ScoreMod,
     Tile,
 )
-from dape_jax.encodings.dape import NEGATIVE_SLOPE, DapeTile
-from dape_jax.encodings.dape_v2 import DapeV2Tile
 from dape_jax.errors import ConfigError
 
 MATERIALISED = "materialised"
