@@ -1,13 +1,16 @@
 r"""Measures how far a trained model reads beyond its training length.
 
 The same tokens are scored at every length; only the context grows. The crop
-baseline cuts the context to the training length. Prints a table, writes JSON
-and PNG. A checkpoint is the --workdir of a training run (the latest step) or a
-step in its checkpoints folder; compared runs must be of the same corpus.
+baseline cuts the context to the training length. Intervals and tests are over
+documents. A checkpoint is the --workdir of a training run (the latest step) or
+a step in its checkpoints folder; compared runs must be of the same corpus. The
+same command goes on where it stopped.
 
   python eval.py --checkpoint=runs/demo --lengths=128,256,...,4096
   python eval.py --compare runs/rope runs/dape --output=runs/comparison \
       --lengths=128,256,...,4096
+  python eval.py --checkpoint=runs/demo --lengths=512,...,131072 \
+      --text=book.txt,other.txt --retrieval=passkey,needle_single
 """
 
 import pathlib
@@ -16,7 +19,7 @@ from absl import flags
 
 from dape_jax import cli
 from dape_jax.errors import ConfigError
-from dape_jax.evaluation import protocols
+from dape_jax.evaluation import protocols, regions
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "The run to evaluate.")
 _COMPARE = flags.DEFINE_string(
@@ -29,19 +32,37 @@ _PROTOCOL = flags.DEFINE_enum(
     "protocol",
     "last256",
     list(protocols.PROTOCOLS),
-    "Tokens scored in each region: its last 256 or all.",
+    "Tokens scored in each region: its last 256, or all: in pieces, in"
+    " overlapping windows, or in one reading of the longest length.",
+)
+_STRIDE = flags.DEFINE_integer(
+    "stride",
+    None,
+    "Of --protocol=sliding; default: a quarter of the length.",
+    1,
 )
 _REGIONS = flags.DEFINE_integer(
     "regions", 32, "At most so many regions of the longest length.", 1
 )
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 4, "Texts read at a time.", 1)
-_CHUNK = flags.DEFINE_integer("chunk", 512, "Tokens read at a time.", 1)
+_TEXT = flags.DEFINE_list(
+    "text", [], "Files to read, one document each; default: the run's corpus."
+)
 _SPLIT = flags.DEFINE_enum(
     "split", "test", ["train", "validation", "test"], "Split of the corpus."
 )
 _DATA_DIR = flags.DEFINE_string(
     "data_dir", "", "Folder of the prepared data; empty: as in training."
 )
+_RETRIEVAL = flags.DEFINE_list(
+    "retrieval", [], "Retrieval tasks at the same lengths, such as passkey."
+)
+_RETRIEVAL_SAMPLES = flags.DEFINE_integer(
+    "retrieval_samples", 20, "Texts for each task, length and depth.", 1
+)
+_BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", 0, "Texts read at a time; 0: as many as fit in memory.", 0
+)
+_CHUNK = flags.DEFINE_integer("chunk", 512, "Tokens read at a time.", 1)
 _OUTPUT = flags.DEFINE_string(
     "output", None, "Folder of results; default: evaluation in the workdir."
 )
@@ -54,24 +75,35 @@ def main(argv: list[str]) -> None:
     raise ConfigError(f"{argv[1]!r}: several runs need --compare DIR DIR ...")
   if _COMPARE.value is not None and not (argv[1:] and _OUTPUT.value):
     raise ConfigError("--compare needs two folders or more, and --output=DIR.")
-  lengths = protocols.parse_lengths(_LENGTHS.value or "")
+  for name in "split", "data_dir":
+    if _TEXT.value and flags.FLAGS[name].present:
+      raise ConfigError(f"--{name} is of the corpus, which --text replaces.")
+  if flags.FLAGS["retrieval_samples"].present and not _RETRIEVAL.value:
+    raise ConfigError("--retrieval_samples needs --retrieval=TASK,TASK.")
+  lengths = regions.parse_lengths(_LENGTHS.value or "")
   # JAX takes seconds to start; a wrong flag is told at once.
-  from dape_jax.evaluation import report, runs
+  from dape_jax.evaluation import extrapolation, report, runs
 
-  folders = [_CHECKPOINT.value or _COMPARE.value, *argv[1:]]
-  loaded = [runs.load_run(folder) for folder in folders]
-  output = pathlib.Path(_OUTPUT.value or loaded[0].workdir / "evaluation")
+  found = [
+      runs.find_run(folder)
+      for folder in (_CHECKPOINT.value or _COMPARE.value, *argv[1:])
+  ]
+  output = pathlib.Path(_OUTPUT.value or found[0].workdir / "evaluation")
   report.make_folder(output)
-  results = runs.evaluate_runs(
-      loaded,
+  settings = extrapolation.Settings(
       lengths=lengths,
       protocol=_PROTOCOL.value,
+      stride=_STRIDE.value,
+      max_regions=_REGIONS.value,
       split=_SPLIT.value,
       data_dir=_DATA_DIR.value,
-      max_regions=_REGIONS.value,
+      texts=_TEXT.value,
+      retrieval=_RETRIEVAL.value,
+      retrieval_samples=_RETRIEVAL_SAMPLES.value,
       batch_size=_BATCH_SIZE.value,
       chunk=_CHUNK.value,
   )
+  results = extrapolation.evaluate_runs(found, settings, output)
   print(report.table(results), *report.write(results, output), sep="\n")
 
 

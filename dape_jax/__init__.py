@@ -17,6 +17,7 @@ from dape_jax.encodings import (
     TileFunction,
 )
 from dape_jax.errors import ConfigError
+from dape_jax.generate import generate
 
 __version__ = "0.1.0"
 
@@ -37,4 +38,5 @@ __all__ = [
     "attend",
     "attention",
     "encodings",
+    "generate",
 ]

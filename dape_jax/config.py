@@ -6,153 +6,25 @@ dataclasses. Every message names the field.
 """
 
 import dataclasses
-import math
-from collections.abc import Mapping
-from typing import Any
 
-from dape_jax.errors import ConfigError, did_you_mean
+from dape_jax.config_checks import (
+    require,
+    require_choice,
+    require_finite,
+    require_not_negative,
+    require_positive,
+)
+from dape_jax.data import tasks
+from dape_jax.model_config import ModelConfig
 
-
-def _require(condition: bool, field: str, value: Any, fix: str) -> None:
-  if not condition:
-    raise ConfigError(f"config.{field}={value!r}: {fix}")
-
-
-def _require_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
-  if value not in choices:
-    raise ConfigError(
-        f"config.{field}={value!r} is unknown.{did_you_mean(value, choices)}"
-    )
-
-
-def _require_finite(section: str, config: Any, *names: str) -> None:
-  for name in names:
-    value = getattr(config, name)
-    _require(math.isfinite(value), f"{section}.{name}", value, "not finite.")
-
-
-def _require_positive(section: str, config: Any, *names: str) -> None:
-  for name in names:
-    value = getattr(config, name)
-    _require(value > 0, f"{section}.{name}", value, "must be greater than 0.")
-
-
-def _require_not_negative(section: str, config: Any, *names: str) -> None:
-  for name in names:
-    value = getattr(config, name)
-    _require(value >= 0, f"{section}.{name}", value, "must be 0 or more.")
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelConfig:
-  """Decoder language model (models/transformer.py).
-
-  Attributes:
-    vocab_size: rows of the embedding and of the output head.
-    num_layers: number of blocks.
-    width: size D of the residual stream; a multiple of num_heads.
-    num_heads: query heads N.
-    num_kv_heads: key/value heads K, a divisor of num_heads; 0 means num_heads.
-    mlp_width: hidden size F of the feed-forward; 0 means 4 * width.
-    encoding: registry name of the position encoding; or several, joined by
-      commas, that the layers take in turn ("rope,rope,rope,nope").
-    encoding_options: options of that encoding (see `encodings.options`); of
-      several, each takes those that it has.
-    share_encoding: one set of encoding parameters for all layers. Absolute
-      encodings are one for the model in any case, with their modifiers.
-    windows: of attention, in tokens, that the layers take in turn; 0 is none.
-    init: "dape" (small init, arXiv 2405.14722's code) or "kerple" (GPT-2's).
-    dtype: compute dtype of activations; parameters are float32 always.
-    remat: what the backward pass recomputes: "none", "dots" (keep matrix
-      products without a batch dimension) or "full" (keep only block inputs).
-  """
-
-  vocab_size: int = 384
-  num_layers: int = 12
-  width: int = 768
-  num_heads: int = 12
-  num_kv_heads: int = 0
-  mlp_width: int = 0
-  encoding: str = "dape_kerple_log"
-  encoding_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  share_encoding: bool = False
-  windows: tuple[int, ...] = (0,)
-  init: str = "dape"
-  dtype: str = "bfloat16"
-  remat: str = "none"
-
-  def __post_init__(self):
-    _require_positive(
-        "model", self, "vocab_size", "num_layers", "width", "num_heads"
-    )
-    _require_not_negative("model", self, "num_kv_heads", "mlp_width")
-    _require(
-        self.width % self.num_heads == 0,
-        "model.num_heads",
-        self.num_heads,
-        f"does not divide config.model.width={self.width}; choose a divisor.",
-    )
-    kv_heads = self.num_kv_heads or self.num_heads
-    fits = isinstance(self.windows, tuple | list) and all(
-        type(window) is int and window >= 0 for window in self.windows
-    )
-    _require(
-        fits and len(self.windows) > 0,
-        "model.windows",
-        self.windows,
-        "must be a tuple of numbers of tokens, 0 for none.",
-    )
-    object.__setattr__(self, "windows", tuple(self.windows))
-    _require(
-        self.num_layers % len(self.layer_kinds) == 0,
-        "model.num_layers",
-        self.num_layers,
-        f"encodings and windows repeat after {len(self.layer_kinds)} layers;"
-        " choose a multiple.",
-    )
-    _require(
-        not self.share_encoding or len(self.encodings) == 1,
-        "model.share_encoding",
-        self.share_encoding,
-        "needs one encoding, of which all layers share the parameters.",
-    )
-    _require(
-        self.num_heads % kv_heads == 0,
-        "model.num_kv_heads",
-        self.num_kv_heads,
-        f"does not divide config.model.num_heads={self.num_heads}; choose a"
-        " divisor (0 means one key/value head per query head).",
-    )
-    _require_choice("model.init", self.init, ("dape", "kerple"))
-    _require_choice("model.dtype", self.dtype, ("bfloat16", "float32"))
-    _require_choice("model.remat", self.remat, ("none", "dots", "full"))
-
-  @property
-  def encodings(self) -> tuple[str, ...]:
-    """Returns the names that the layers take in turn."""
-    return tuple(name.strip() for name in self.encoding.split(","))
-
-  @property
-  def layer_kinds(self) -> tuple[tuple[str, int], ...]:
-    """Returns encoding and window of each layer until both repeat."""
-    period = math.lcm(len(self.encodings), len(self.windows))
-    return tuple(
-        (
-            self.encodings[i % len(self.encodings)],
-            self.windows[i % len(self.windows)],
-        )
-        for i in range(period)
-    )
-
-  def __hash__(self):
-    # Modules that hold a config are hashed (jit's static arguments).
-    values = (getattr(self, f.name) for f in dataclasses.fields(self))
-    return hash(
-        tuple(
-            tuple(sorted(v.items())) if isinstance(v, Mapping) else v
-            for v in values
-        )
-    )
+__all__ = [
+    "DataConfig",
+    "ExperimentConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "TaskConfig",
+    "TrainConfig",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,10 +49,43 @@ class DataConfig:
   packing: str = "segments"
 
   def __post_init__(self):
-    _require_positive("data", self, "length")
-    _require_choice("data.source", self.source, ("code", "stdlib"))
-    _require_choice("data.tokenizer", self.tokenizer, ("bytes",))
-    _require_choice("data.packing", self.packing, ("segments", "plain"))
+    require_positive("data", self, "length")
+    require_choice("data.source", self.source, ("code", "stdlib"))
+    require_choice("data.tokenizer", self.tokenizer, ("bytes",))
+    require_choice("data.packing", self.packing, ("segments", "plain"))
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig:
+  """A generated task in the place of training text (data/tasks).
+
+  Attributes:
+    task: name of the task.
+    length: of its longest problems; lengths are uniform from the shortest that
+      the task has.
+    lengths_per_batch: so many lengths are drawn for a batch (arXiv 2305.16843
+      draws one), each for an equal part of its rows.
+  """
+
+  task: str
+  length: int = 40
+  lengths_per_batch: int = 1
+
+  def __post_init__(self):
+    require_positive("data", self, "length", "lengths_per_batch")
+    require_choice("data.task", self.task, tuple(tasks.TASKS))
+    shortest = tasks.make(self.task).min_length
+    require(
+        self.length >= shortest,
+        "data.length",
+        self.length,
+        f"problems of {self.task} have at least {shortest}.",
+    )
+
+  @property
+  def row_length(self) -> int:
+    """Returns the tokens of the longest row."""
+    return tasks.make(self.task).row_length(self.length)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,9 +116,9 @@ class OptimizerConfig:
 
   def __post_init__(self):
     numbers = (f.name for f in dataclasses.fields(self) if f.type is float)
-    _require_finite("optimizer", self, *numbers)
-    _require_positive("optimizer", self, "learning_rate", "eps")
-    _require_not_negative(
+    require_finite("optimizer", self, *numbers)
+    require_positive("optimizer", self, "learning_rate", "eps")
+    require_not_negative(
         "optimizer",
         self,
         "final_learning_rate",
@@ -223,8 +128,8 @@ class OptimizerConfig:
     )
     for name in ("beta1", "beta2"):
       value = getattr(self, name)
-      _require(0 <= value < 1, f"optimizer.{name}", value, "must be in [0, 1).")
-    _require_choice("optimizer.decay", self.decay, ("all", "matrices"))
+      require(0 <= value < 1, f"optimizer.{name}", value, "must be in [0, 1).")
+    require_choice("optimizer.decay", self.decay, ("all", "matrices"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +148,10 @@ class TrainConfig:
     keep_checkpoints: how many of the latest stay on disk.
     max_position: train on randomized positions (arXiv 2305.16843), a sorted
       sample of 0..max_position - 1 for each window; 0 takes them as they are.
-      Validation and evaluation always do.
+      Validation and the evaluation of perplexity always do; the accuracy of a
+      generated task is measured on randomized positions too, as in the paper.
+    loss_mean: "token", the mean over all tokens that have a loss, or "row", the
+      sum over those of a row and the mean over rows.
   """
 
   steps: int = 50_000
@@ -255,9 +163,10 @@ class TrainConfig:
   checkpoint_every: int = 1000
   keep_checkpoints: int = 2
   max_position: int = 0
+  loss_mean: str = "token"
 
   def __post_init__(self):
-    _require_positive(
+    require_positive(
         "train",
         self,
         "steps",
@@ -267,10 +176,11 @@ class TrainConfig:
         "eval_batches",
         "keep_checkpoints",
     )
-    _require_not_negative(
+    require_not_negative(
         "train", self, "eval_every", "checkpoint_every", "max_position"
     )
-    _require(
+    require_choice("train.loss_mean", self.loss_mean, ("token", "row"))
+    require(
         self.batch_size % self.accumulation == 0,
         "train.accumulation",
         self.accumulation,
@@ -283,26 +193,47 @@ class ExperimentConfig:
   """Everything that determines a training run, except the machine."""
 
   model: ModelConfig
-  data: DataConfig
+  data: DataConfig | TaskConfig
   optimizer: OptimizerConfig
   train: TrainConfig
   seed: int = 0
 
   def __post_init__(self):
-    _require(
+    require(
         type(self.seed) is int and 0 <= self.seed < 2**32,
         "seed",
         self.seed,
         "must be an int from 0 to 2**32 - 1.",
     )
+    is_task = isinstance(self.data, TaskConfig)
+    length = self.data.row_length if is_task else self.data.length
     max_position = self.train.max_position
-    _require(
-        max_position == 0 or max_position >= self.data.length,
+    require(
+        max_position == 0 or max_position >= length,
         "train.max_position",
         max_position,
-        f"must be at least config.data.length={self.data.length}, or 0.",
+        f"must be at least the {length} tokens of a row, or 0.",
     )
-    _require(
+    require(
+        not is_task or self.train.batch_size % self.data.lengths_per_batch == 0,
+        "train.batch_size",
+        self.train.batch_size,
+        "not a multiple of config.data.lengths_per_batch.",
+    )
+    require(
+        is_task or self.model.causal,
+        "model.causal",
+        self.model.causal,
+        "an encoder sees the next token, which is the target in text; set True,"
+        " or train on a task.",
+    )
+    require(
+        is_task or self.model.num_outputs == 0,
+        "model.num_outputs",
+        self.model.num_outputs,
+        "of text, the outputs are the tokens; set 0.",
+    )
+    require(
         not (max_position and any(self.model.windows)),
         "train.max_position",
         max_position,

@@ -9,6 +9,7 @@ from dape_jax.config import (
     ExperimentConfig,
     ModelConfig,
     OptimizerConfig,
+    TaskConfig,
     TrainConfig,
 )
 from dape_jax.errors import ConfigError, did_you_mean
@@ -50,7 +51,8 @@ def experiment_from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
 
   Args:
     values: nested mapping with the sections model, data, optimizer and train,
-      and `seed`. Left-out settings take their defaults.
+      and `seed`. Left-out settings take their defaults. The section data is
+      that of a TaskConfig if it has "task", and else of a DataConfig.
 
   Raises:
     ConfigError: a setting is unknown (the nearest valid name is given), of the
@@ -62,9 +64,12 @@ def experiment_from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
       raise ConfigError(
           f"config.{key} is not a setting.{did_you_mean(key, valid)}"
       )
+  classes = dict(_SECTIONS)
+  if "task" in values.get("data", {}):
+    classes["data"] = TaskConfig
   sections = {
       name: _section_from_dict(name, cls, values.get(name, {}))
-      for name, cls in _SECTIONS.items()
+      for name, cls in classes.items()
   }
   return ExperimentConfig(seed=values.get("seed", 0), **sections)
 

@@ -27,7 +27,7 @@ from dape_jax.errors import ConfigError
             {"model": {"encoding": "rope,nope", "share_encoding": True}},
             "needs one encoding",
         ),
-        ({"train": {"max_position": 100}}, "at least config.data.length=512"),
+        ({"train": {"max_position": 100}}, "at least the 512 tokens of a row"),
         (
             {
                 "train": {"max_position": 1000},

@@ -10,6 +10,7 @@ batch = batches[0]  # any step, in any order
 from dape_jax.data.batches import TrainBatches
 from dape_jax.data.corpus import Corpus, Split, load_corpus, open_corpus
 from dape_jax.data.documents import Document
+from dape_jax.data.task_batches import TaskBatches
 from dape_jax.data.tokenizers import ByteTokenizer, make_tokenizer
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Corpus",
     "Document",
     "Split",
+    "TaskBatches",
     "TrainBatches",
     "load_corpus",
     "make_tokenizer",

@@ -16,6 +16,8 @@ _STATE_FIELDS = {
     "batch_size": "config.train.batch_size",
     "length": "config.data.length",
     "packing": "config.data.packing",
+    "task": "config.data.task",
+    "lengths_per_batch": "config.data.lengths_per_batch",
     "fingerprint": "the corpus fingerprint",
 }
 
@@ -113,19 +115,28 @@ class TrainBatches:
     Raises:
       ConfigError: the data differ; names the first field that does.
     """
-    for name, value in self._state.items():
-      if name not in state:
-        raise ConfigError(
-            f"The checkpoint's data state has no {name!r}; it cannot be"
-            " continued: start in a new workdir."
-        )
-      if state[name] != value:
-        fix = (
-            "install the packages it was made from, or start in a new workdir."
-            if name == "fingerprint"
-            else "set it back, or start in a new workdir."
-        )
-        raise ConfigError(
-            f"{_STATE_FIELDS[name]} is {value!r} but {state[name]!r} in the"
-            f" checkpoint, whose data it therefore cannot continue: {fix}"
-        )
+    check_same_state(self._state, state)
+
+
+def check_same_state(new: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+  """Checks that batches of state `new` continue those of a checkpoint.
+
+  Raises:
+    ConfigError: the data differ; names the first field that does.
+  """
+  for name, value in new.items():
+    if name not in stored:
+      raise ConfigError(
+          f"The checkpoint's data state has no {name!r}; it cannot be"
+          " continued: start in a new workdir."
+      )
+    if stored[name] != value:
+      fix = (
+          "install the packages it was made from, or start in a new workdir."
+          if name == "fingerprint"
+          else "set it back, or start in a new workdir."
+      )
+      raise ConfigError(
+          f"{_STATE_FIELDS[name]} is {value!r} but {stored[name]!r} in the"
+          f" checkpoint, whose data it therefore cannot continue: {fix}"
+      )

@@ -1,177 +1,194 @@
-"""Perplexity at several context lengths, on the same tokens."""
+"""Evaluates runs on the same tokens, and goes on where it was interrupted."""
 
-import functools
+import dataclasses
+import pathlib
+import resource
+import shlex
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
-import tqdm
 
-from dape_jax.evaluation import protocols
-from dape_jax.evaluation.perplexity import (
-    bits_per_byte,
-    make_segment_nats,
-    perplexity,
-    score_segments,
-    segment_tokens,
-)
-from dape_jax.evaluation.protocols import Segment
+import dape_jax
+from dape_jax import data
+from dape_jax.errors import ConfigError
+from dape_jax.evaluation import results
+from dape_jax.evaluation.plan import make_plan
+from dape_jax.evaluation.progress import Progress
+from dape_jax.evaluation.prompts import make_prompt
+from dape_jax.evaluation.row_files import RowFiles
+from dape_jax.evaluation.run_reader import RunReader
+from dape_jax.evaluation.runs import Run, load_corpus_of, run_names
+from dape_jax.evaluation.texts import open_texts
+from dape_jax.models.layer_encodings import check_positions
 
-
-class Progress:
-  """Tokens read so far: a bar on a terminal, else a line now and then."""
-
-  _SECONDS_BETWEEN_LINES = 30
-
-  def __init__(self, total: int, label: str):
-    self._label = label
-    self._last_line = time.monotonic()
-    self._on_terminal = sys.stderr.isatty()
-    self._bar = tqdm.tqdm(
-        total=total,
-        desc=label,
-        unit="tok",
-        unit_scale=True,
-        disable=not self._on_terminal,
-    )
-    self._done, self._total = 0, total
-
-  def advance(self, tokens: int) -> None:
-    self._bar.update(tokens)
-    self._done += tokens
-    now = time.monotonic()
-    due = now - self._last_line > self._SECONDS_BETWEEN_LINES
-    if due and not self._on_terminal:
-      self.line(f"{self._done:,} of {self._total:,} tokens read")
-
-  def line(self, text: str) -> None:
-    tqdm.tqdm.write(f"{self._label}: {text}", file=sys.stderr)
-    self._last_line = time.monotonic()
-
-  def close(self) -> None:
-    self._bar.close()
+__all__ = ["Progress", "Settings", "evaluate_runs"]
 
 
-def evaluate(
-    model: Any,
-    params: Any,
-    split: Any,
-    tokenizer: Any,
-    *,
-    lengths: Sequence[int],
-    train_length: int,
-    protocol: str,
-    max_regions: int,
-    batch_size: int,
-    chunk: int,
-    label: str = "evaluation",
-) -> list[dict[str, Any]]:
-  """Returns one row of results per length, all on the same tokens.
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What is measured.
 
-  Args:
-    model: see `make_segment_nats`; `model.at_length(length)` is the model for
-      texts of up to that many tokens.
-    params: its parameters.
-    split: of a `data.Corpus`: `.tokens` and `.starts`.
-    tokenizer: of the corpus; only `.num_bytes` is used.
-    lengths: inputs per reading.
-    train_length: context of the crop baseline, see `protocols.crop`.
+  Attributes:
+    lengths: inputs per reading, increasing.
     protocol: a name in `protocols.PROTOCOLS`.
-    max_regions: at most so many regions of the longest length are scored.
-    batch_size: segments read at a time.
-    chunk: tokens of a segment read at a time.
-    label: name of the run in progress messages.
+    stride: of protocol "sliding"; None is a quarter of each length.
+    max_regions: at most so many regions of the longest length are read.
+    split: of the corpus.
+    data_dir: see `runs.load_corpus_of`.
+    texts: files to read in place of the corpus, see `texts.open_texts`.
+    retrieval: names in `prompts.TASKS`, at the same lengths.
+    retrieval_samples: texts for each length and depth.
+    batch_size: texts read at a time; 0 is as many as fit in memory.
+    chunk: tokens of a text read at a time.
+  """
 
-  Returns:
-    Rows with the fields that `report` documents, in the order of `lengths`.
+  lengths: Sequence[int]
+  protocol: str = "last256"
+  stride: int | None = None
+  max_regions: int = 32
+  split: str = "test"
+  data_dir: str = ""
+  texts: Sequence[str] = ()
+  retrieval: Sequence[str] = ()
+  retrieval_samples: int = 20
+  batch_size: int = 0
+  chunk: int = 512
+
+
+def check_runs(runs: Sequence[Run], lengths: Sequence[int]) -> None:
+  """Checks that runs can be read at all lengths.
 
   Raises:
-    ConfigError: unknown protocol, or no document is long enough.
+    ConfigError: they cannot, or not by this script.
   """
-  segments_of = protocols.protocol(protocol)
-  regions = protocols.choose_regions(
-      np.diff(split.starts), max(lengths), max_regions
-  )
-  # Segments per length and region.
-  read = [[segments_of(r, length) for r in regions] for length in lengths]
-  cropped = [
-      [
-          [w for s in region for w in protocols.crop(s, train_length)]
-          for region in plan
-      ]
-      for plan in read
-  ]
-  targets = np.concatenate(
-      [
-          segment_tokens(split, s, s.length - s.scored + 1, s.length + 1)
-          for region in read[0]
-          for s in region
-      ]
-  )
-  num_bytes = int(tokenizer.num_bytes(targets).sum())
-  # Other lengths often ask for the same readings, crops above all.
-  known: dict[Segment, np.ndarray] = {}
-  # What a model's encoding makes of the length is settled before a text is read.
-  segment_nats_of = functools.cache(make_segment_nats)
-  # Once, and not in every step.
-  params = jax.device_put(params, jax.local_devices()[0])
-  distinct = {s for plan in read + cropped for region in plan for s in region}
-  progress = Progress(sum(s.length for s in distinct), label)
+  for name, run in zip(run_names(runs), runs, strict=True):
+    if getattr(run.config.data, "task", None):
+      raise ConfigError(
+          f"{run.checkpoint} was trained on the task {run.config.data.task}"
+          " and has no perplexity of text: use python -m"
+          " dape_jax.evaluation.che"
+          f" --score={shlex.quote(run.checkpoint)}"
+      )
+    if run.config.model.encoding_options.get("edge") == "zero":
+      print(
+          f'{name}: edge="zero" of DAPE V2 is not prefix-invariant; read'
+          " through a cache, rows at the end of a chunk differ from training.",
+          file=sys.stderr,
+      )
+    longest = max(lengths)
+    check_positions(run.config.model, longest, f"--lengths={longest} of {name}")
 
-  def score(plan: list[list[Segment]]) -> list[np.ndarray]:
-    new = {s for region in plan for s in region} - known.keys()
-    longest = max((s.length for s in new), default=1)
-    known.update(
-        score_segments(
-            segment_nats_of(model.at_length(longest)),
-            params,
-            split,
-            new,
-            batch_size=batch_size,
-            chunk=chunk,
-            on_tokens=progress.advance,
-        )
+
+def open_split(runs: Sequence[Run], settings: Settings) -> data.Split:
+  """Returns the text that all runs are evaluated on.
+
+  Raises:
+    ConfigError: the runs' corpora or tokenizers differ, or a file is not as it
+      should be.
+  """
+  if not settings.texts:
+    corpus = load_corpus_of(runs, settings.data_dir)
+    return corpus.split(settings.split)
+  first = runs[0]
+  for run in runs:
+    if run.config.data.tokenizer != first.config.data.tokenizer:
+      raise ConfigError(
+          f"{first.checkpoint} and {run.checkpoint} have other tokenizers:"
+          " their results do not compare."
+      )
+  if len(settings.texts) > settings.max_regions:
+    raise ConfigError(
+        f"--regions={settings.max_regions} is less than the"
+        f" {len(settings.texts)} files of --text: some would not be read."
     )
-    return [np.concatenate([known[s] for s in region]) for region in plan]
-
-  rows = []
-  for length, plan, crop_plan in zip(lengths, read, cropped, strict=True):
-    began = time.monotonic()
-    nats = score(plan)
-    seconds = time.monotonic() - began
-    row = {
-        "length": length,
-        "protocol": protocol,
-        "regions": len(regions),
-        "tokens": len(targets),
-        "bytes": num_bytes,
-        **_totals("", nats, len(targets), num_bytes),
-        **_totals("crop_", score(crop_plan), len(targets), num_bytes),
-        "seconds": seconds,
-    }
-    progress.line(
-        f"length {length}: perplexity {row['perplexity']:.4g}, crop"
-        f" {row['crop_perplexity']:.4g}, {seconds:.1f} s"
-    )
-    rows.append(row)
-  progress.close()
-  return rows
+  tokenizer = data.make_tokenizer(first.config.data.tokenizer)
+  return open_texts(settings.texts, tokenizer, max(settings.lengths))
 
 
-def _totals(
-    prefix: str, region_nats: list[np.ndarray], num_tokens: int, num_bytes: int
+def evaluate_runs(
+    runs: Sequence[Run], settings: Settings, folder: pathlib.Path
 ) -> dict[str, Any]:
-  """Returns the fields of a row that follow from nats per scored token."""
-  sums = [float(nats.sum(dtype=np.float64)) for nats in region_nats]
-  nats = float(np.sum(sums, dtype=np.float64))
-  non_finite = int((~np.isfinite(np.concatenate(region_nats))).sum())
+  """Evaluates runs on the same tokens.
+
+  Args:
+    runs: from `runs.find_run`; the parameters of one at a time are loaded.
+    settings: what is measured.
+    folder: exists; what is read is kept in `rows` in it, and not read again.
+
+  Returns:
+    Results in the schema of `report.results_file`.
+
+  Raises:
+    ConfigError: see `check_runs`, `open_split` and `plan.make_plan`.
+  """
+  check_runs(runs, settings.lengths)
+  tokenizer_name = runs[0].config.data.tokenizer
+  tokenizer = data.make_tokenizer(tokenizer_name)
+  for task in settings.retrieval:
+    for length in settings.lengths:
+      make_prompt(tokenizer, task, length, None, np.random.default_rng(0))
+  split = open_split(runs, settings)
+  plan = make_plan(
+      split,
+      lengths=settings.lengths,
+      protocol=settings.protocol,
+      stride=settings.stride,
+      max_regions=settings.max_regions,
+  )
+  num_bytes = sum(int(tokenizer.num_bytes(t).sum()) for t in plan.targets)
+  reader = RunReader(
+      plan,
+      tokenizer,
+      RowFiles(folder / "rows"),
+      batch_size=settings.batch_size,
+      chunk=settings.chunk,
+  )
+  entries = []
+  for name, run in zip(run_names(runs), runs, strict=True):
+    readings, retrieval = reader.read(
+        name,
+        run,
+        settings.retrieval,
+        settings.lengths,
+        settings.retrieval_samples,
+    )
+    entries.append(
+        {
+            "name": name,
+            "checkpoint": run.checkpoint,
+            "encoding": run.config.model.encoding,
+            "train_length": run.config.data.length,
+            "step": run.step,
+            "seed": run.config.seed,
+            "rows": [
+                results.make_row(length, readings[length], plan, num_bytes)
+                for length in plan.lengths
+            ],
+            "positions": readings[plan.lengths[-1]]["positions"],
+            "retrieval": retrieval,
+        }
+    )
+  groups = results.make_groups([run.config for run in runs], entries)
+  # Linux counts in kilobytes, macOS in bytes.
+  unit = 1 if sys.platform == "darwin" else 1024
   return {
-      f"{prefix}nats": nats,
-      f"{prefix}perplexity": perplexity(nats, num_tokens),
-      f"{prefix}bits_per_byte": bits_per_byte(nats, num_bytes),
-      f"{prefix}non_finite_tokens": non_finite,
-      f"{prefix}region_nats": sums,
+      "dape_jax_version": dape_jax.__version__,
+      "command": shlex.join(sys.argv),
+      "corpus_fingerprint": split.fingerprint,
+      "source": ",".join(settings.texts) or runs[0].config.data.source,
+      "tokenizer": tokenizer_name,
+      "split": split.split_name,
+      "protocol": plan.protocol,
+      "stride": plan.stride,
+      "lengths": list(plan.lengths),
+      "peak_rss_bytes": (
+          resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+      ),
+      "documents": plan.documents,
+      "document_names": [split.name(d) for d in plan.documents],
+      "runs": entries,
+      "groups": groups,
+      "comparisons": results.make_comparisons(groups, entries),
   }

@@ -8,7 +8,7 @@ fills, so that early chunks carry few slots from layer to layer.
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,18 +18,24 @@ from dape_jax.attention import grow_cache
 from dape_jax.evaluation.protocols import Segment
 
 
-def make_segment_nats(model: Any) -> Callable[..., list[np.ndarray]]:
-  """Returns the function that reads segments, compiled once for `model`.
+class TokenScores(NamedTuple):
+  """What a model says of consecutive targets.
 
-  It compiles one step for each (batch size, chunk size, cache capacity).
+  Attributes:
+    nats: float32 [n], negative log-likelihoods.
+    is_top: bool [n], whether the target is the argmax of the logits (of equal
+      ones the first).
+  """
 
-  Args:
-    model: decoder such as `models.Transformer`: `model.apply({"params":
-      params}, tokens_BxT, segment_ids=, cache=)` returns float32 logits
-      [B, T, V] and the cache; `model.empty_cache(batch_size, capacity)`.
+  nats: np.ndarray
+  is_top: np.ndarray
 
-  Returns:
-    `segment_nats(params, token_rows, lengths, scored, chunk)`, see there.
+
+def make_step(model: Any) -> Callable[..., Any]:
+  """Returns the jitted step that reads one chunk, see `make_segment_scores`.
+
+  It is called with (params, cache, tokens_BxT, targets_BxT, segment_ids_BxT)
+  and returns (nats_BxT, is_top_BxT, cache); the cache given is donated.
   """
 
   @functools.partial(jax.jit, donate_argnames="cache")
@@ -45,16 +51,41 @@ def make_segment_nats(model: Any) -> Callable[..., list[np.ndarray]]:
     picked_BxTx1 = jnp.take_along_axis(
         log_probs_BxTxV, targets_BxT[..., None], axis=-1
     )
-    return -picked_BxTx1[..., 0], cache
+    nats_BxT = -picked_BxTx1[..., 0]
+    is_top_BxT = jnp.argmax(logits_BxTxV, axis=-1) == targets_BxT
+    # The argmax of logits that are all NaN is the first id.
+    return nats_BxT, is_top_BxT & ~jnp.isnan(nats_BxT), cache
 
-  def segment_nats(
+  return step
+
+
+def make_segment_scores(
+    model: Any, step: Callable[..., Any] | None = None
+) -> Callable[..., list[TokenScores]]:
+  """Returns the function that reads segments, compiled once for `model`.
+
+  It compiles one step for each (batch size, chunk size, cache capacity).
+
+  Args:
+    model: decoder such as `models.Transformer`: `model.apply({"params":
+      params}, tokens_BxT, segment_ids=, cache=)` returns float32 logits
+      [B, T, V] and the cache; `model.empty_cache(batch_size, capacity)`.
+    step: of `make_step(model)`, to share its compiled programs.
+
+  Returns:
+    `segment_scores(params, token_rows, lengths, scored, chunk)`, see there.
+  """
+  step = make_step(model) if step is None else step
+
+  def segment_scores(
       params: Any,
       token_rows: np.ndarray,
       lengths: Sequence[int],
       scored: Sequence[int],
       chunk: int,
-  ) -> list[np.ndarray]:
-    """Returns the nats of each segment's last `scored` targets.
+      on_tokens: Callable[[int], Any] = lambda tokens: None,
+  ) -> list[TokenScores]:
+    """Returns the scores of each segment's last `scored` targets.
 
     The result does not depend on `chunk`, nor on the other rows; except for
     DAPE V2 with edge="zero", whose last row depends on where the matrix ends.
@@ -66,9 +97,10 @@ def make_segment_nats(model: Any) -> Callable[..., list[np.ndarray]]:
       lengths: [B] inputs per row; 0 for a row that only fills the batch.
       scored: [B] how many of a row's last predictions are wanted.
       chunk: tokens of a row read at a time.
+      on_tokens: called after each chunk with how many tokens it had.
 
     Returns:
-      B float32 arrays [scored[b]], in nats.
+      The scores of each row's last `scored[b]` targets.
     """
     lengths_B = np.asarray(lengths)
     batch_size, longest = len(lengths_B), int(lengths_B.max())
@@ -80,31 +112,49 @@ def make_segment_nats(model: Any) -> Callable[..., list[np.ndarray]]:
     segment_ids_BxT = np.int32(np.arange(padded) < lengths_B[:, None])
     capacity = chunk
     cache = model.empty_cache(batch_size, capacity)
-    nats = []
+    chunks = []
     for start in range(0, padded, chunk):
       end = start + chunk
       if end > capacity:
         capacity *= 2
         cache = grow_cache(cache, capacity)
-      nats_BxT, cache = step(
+      *scores, cache = step(
           params,
           cache,
           tokens_BxT[:, start:end],
           tokens_BxT[:, start + 1 : end + 1],
           segment_ids_BxT[:, start:end],
       )
-      nats.append(np.asarray(nats_BxT))
-    nats_BxT = np.concatenate(nats, axis=1)
+      chunks.append(scores)
+      # The device reads this chunk while the host waits for the one before it.
+      if len(chunks) > 1:
+        chunks[-2] = jax.device_get(chunks[-2])
+      on_tokens(int(segment_ids_BxT[:, start:end].sum()))
+    nats_BxT, is_top_BxT = (
+        np.concatenate(parts, axis=1)
+        for parts in zip(*jax.device_get(chunks), strict=True)
+    )
     return [
-        row[length - count : length]
-        for row, length, count in zip(nats_BxT, lengths, scored, strict=True)
+        TokenScores(nats[length - n : length], is_top[length - n : length])
+        for nats, is_top, length, n in zip(
+            nats_BxT, is_top_BxT, lengths, scored, strict=True
+        )
     ]
 
-  return segment_nats
+  return segment_scores
+
+
+def chunk_for(longest: int, chunk: int) -> int:
+  """Returns the tokens read at a time of texts of up to `longest` tokens.
+
+  `chunk`, or for short texts a power of two, so that few different ones are
+  compiled.
+  """
+  return min(chunk, 1 << (longest - 1).bit_length())
 
 
 def score_segments(
-    segment_nats: Callable[..., list[np.ndarray]],
+    segment_scores: Callable[..., list[TokenScores]],
     params: Any,
     split: Any,
     segments: Iterable[Segment],
@@ -116,7 +166,7 @@ def score_segments(
   """Returns the nats of each distinct segment, read in batches.
 
   Args:
-    segment_nats: from `make_segment_nats`.
+    segment_scores: from `make_segment_scores`.
     params: the model's parameters.
     split: of a `data.Corpus`: `.tokens` and `.starts`.
     segments: what to read; repeated ones are read once.
@@ -141,16 +191,15 @@ def score_segments(
           split, segment, 0, segment.length + 1
       )
     empty_rows = [0] * (rows - len(batch))
-    results = segment_nats(
+    results = segment_scores(
         params,
         token_rows,
         [s.length for s in batch] + empty_rows,
         [s.scored for s in batch] + empty_rows,
-        # A power of two, so that few different chunks are compiled.
-        min(chunk, 1 << (longest - 1).bit_length()),
+        chunk_for(longest, chunk),
+        on_tokens,
     )
-    nats.update(zip(batch, results))
-    on_tokens(sum(s.length for s in batch))
+    nats.update((s, scores.nats) for s, scores in zip(batch, results))
   return nats
 
 

@@ -1,37 +1,21 @@
 """Which tokens are scored, and from which inputs: evaluation protocols.
 
 Lengths are compared on the *same* tokens, so that they differ by context only:
-regions of the longest length are chosen once, and each protocol says how a
-region is read at a given length.
+each protocol says how a region of the longest length is read at a given length.
 
 A protocol is a function `(region, length) -> list of Segment`. Within one
 region its segments score every token of the protocol's block exactly once.
 """
 
-import collections
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from dape_jax.errors import ConfigError, did_you_mean
+from dape_jax.evaluation.regions import Region
 
 # Predictions that `last256` scores at the end of a region.
 _BLOCK = 256
-
-
-class Region(NamedTuple):
-  """Tokens [start, start + length] of a document: `length` inputs, a target.
-
-  Attributes:
-    document: index of the document in its split.
-    start: offset of the first input from the document's first token.
-    length: number of inputs.
-  """
-
-  document: int
-  start: int
-  length: int
 
 
 class Segment(NamedTuple):
@@ -52,99 +36,7 @@ class Segment(NamedTuple):
   scored: int
 
 
-def parse_lengths(text: str) -> list[int]:
-  """Returns the lengths that `text` lists; "..." stands for doubling.
-
-  Args:
-    text: comma list, for example "128,256,...,16384" or "100,...,800".
-
-  Raises:
-    ConfigError: malformed, not positive, not increasing, or doubling misses
-      the value behind "...".
-  """
-
-  def wrong(reason: str) -> ConfigError:
-    return ConfigError(
-        f'--lengths="{text}": {reason}; write for example 128,256,...,4096.'
-    )
-
-  lengths: list[int] = []
-  doubling = False
-  for item in (item.strip() for item in text.split(",")):
-    if item == "...":
-      if not lengths or doubling:
-        raise wrong('"..." stands between two lengths')
-      doubling = True
-      continue
-    try:
-      length = int(item)
-    except ValueError:
-      raise wrong(f'"{item}" is not a whole number') from None
-    if length <= 0:
-      raise wrong(f"{length} is not greater than 0")
-    if lengths and length <= lengths[-1]:
-      raise wrong(f"{length} after {lengths[-1]} does not increase")
-    if doubling:
-      before = lengths[-1]
-      while 2 * lengths[-1] < length:
-        lengths.append(2 * lengths[-1])
-      if 2 * lengths[-1] != length:
-        raise wrong(f"doubling {before} does not reach {length}")
-      doubling = False
-    lengths.append(length)
-  if doubling:
-    raise wrong('"..." stands between two lengths')
-  return lengths
-
-
-def choose_regions(
-    document_lengths: Sequence[int], longest: int, max_regions: int
-) -> list[Region]:
-  """Returns non-overlapping regions of `longest` inputs, spread evenly.
-
-  Every long enough document gives as equal a number of regions as its length
-  allows, evenly spaced in it; with more such documents than `max_regions`,
-  evenly spaced documents give one each. Deterministic.
-
-  Args:
-    document_lengths: [num_documents] tokens of each document.
-    longest: inputs of a region; it needs one more token, the last target.
-    max_regions: at most so many are returned.
-
-  Returns:
-    Regions ordered by document and start.
-
-  Raises:
-    ConfigError: no document is long enough, or max_regions is not positive.
-  """
-  if max_regions <= 0:
-    raise ConfigError(f"--regions={max_regions}: must be greater than 0.")
-  capacities = (np.asarray(document_lengths, np.int64) - 1) // longest
-  eligible = np.flatnonzero(capacities > 0)
-  if not eligible.size:
-    available = int(max(document_lengths, default=1)) - 1
-    raise ConfigError(
-        f"--lengths: no document can be read for {longest} tokens; the longest"
-        f" allows {available}: use lengths up to {available}."
-    )
-  eligible = eligible[_spread(len(eligible), min(max_regions, len(eligible)))]
-  quotas: collections.Counter[int] = collections.Counter()
-  remaining = min(max_regions, int(capacities[eligible].sum()))
-  while remaining:
-    open_documents = [d for d in eligible if quotas[d] < capacities[d]]
-    for document in open_documents[:remaining]:
-      quotas[document] += 1
-    remaining -= min(remaining, len(open_documents))
-  return [
-      Region(int(document), int(index) * longest, longest)
-      for document in eligible
-      for index in _spread(int(capacities[document]), quotas[document])
-  ]
-
-
-def _spread(count: int, picks: int) -> np.ndarray:
-  """Returns `picks` distinct indices, evenly spaced in range(count)."""
-  return (2 * np.arange(picks) + 1) * count // (2 * max(picks, 1))
+Protocol = Callable[[Region, int], list[Segment]]
 
 
 def last256(region: Region, length: int) -> list[Segment]:
@@ -197,33 +89,109 @@ def all_positions(region: Region, length: int) -> list[Segment]:
   return segments
 
 
-PROTOCOLS: dict[str, Callable[[Region, int], list[Segment]]] = {
+def sliding(
+    region: Region, length: int, stride: int | None = None
+) -> list[Segment]:
+  """Scores every target of a region, each with a nearly full context.
+
+  Windows of `length` inputs move through the region by `stride`, the last one
+  to the region's end. The first scores all of its targets, later ones those
+  that no window before them has seen: a target at offset i sees min(i + 1,
+  between length - stride + 1 and length) tokens (Baevski and Auli 2018, arXiv
+  1809.10853; Press et al. 2020, arXiv 2012.15832).
+
+  Args:
+    region: what to read.
+    length: inputs per window.
+    stride: at most `length`; default: `quarter(length)`.
+
+  Returns:
+    Segments, first to last.
+
+  Raises:
+    ConfigError: targets between two windows would not be scored.
+  """
+  stride = quarter(length) if stride is None else stride
+  if stride > length:
+    raise ConfigError(
+        f"--stride={stride}: windows of --lengths={length} would leave out"
+        f" tokens between them; use at most {length}."
+    )
+  return _windows(Segment(*region, region.length), length, stride)
+
+
+def positionwise(region: Region, length: int) -> list[Segment]:
+  """Reads a region of `length` once (KERPLE, arXiv 2205.09921, figures 5, 7).
+
+  The loss is reported for each bucket of positions, see `position_edges`.
+
+  Args:
+    region: what to read.
+    length: of the region.
+
+  Returns:
+    One segment.
+  """
+  return all_positions(region, length)
+
+
+def position_edges(lengths: Sequence[int]) -> list[int]:
+  """Returns where buckets of positions begin, and at last the longest length.
+
+  That is at 0, at the powers of two and at the lengths that were asked for.
+  """
+  longest = max(lengths)
+  powers = {1 << i for i in range(longest.bit_length())}
+  return sorted({0, *powers, *lengths})
+
+
+PROTOCOLS: dict[str, Protocol] = {
     "last256": last256,
     "all": all_positions,
+    "sliding": sliding,
+    "positionwise": positionwise,
 }
 
 
-def protocol(name: str) -> Callable[[Region, int], list[Segment]]:
+def protocol(name: str, stride: int | None = None) -> Protocol:
   """Returns the protocol called `name`.
 
+  Args:
+    name: in PROTOCOLS.
+    stride: of "sliding"; None is its default.
+
   Raises:
-    ConfigError: there is none; the message names the valid ones.
+    ConfigError: there is none, the message names the valid ones; or it has no
+      stride.
   """
   if name not in PROTOCOLS:
     raise ConfigError(
         f"--protocol={name!r} is unknown.{did_you_mean(name, PROTOCOLS)}"
     )
-  return PROTOCOLS[name]
+  if stride is None:
+    return PROTOCOLS[name]
+  if name != "sliding":
+    raise ConfigError(
+        f"--stride={stride}: --protocol={name} has none; leave it out, or use"
+        " --protocol=sliding."
+    )
+  return functools.partial(sliding, stride=stride)
+
+
+def quarter(length: int) -> int:
+  """Returns the stride of windows of `length` inputs by default."""
+  return max(1, length // 4)
 
 
 def crop(segment: Segment, train_length: int) -> list[Segment]:
   """Returns readings of the same targets with the context cut (baseline).
 
   Windows of `train_length` inputs move through the segment by a stride of
-  max(1, train_length // 4). The first scores all of its targets that the
-  segment scores, later ones their last `stride`: a target at offset i of the
-  segment sees min(i + 1, between train_length - stride + 1 and train_length)
-  tokens. A model that reads beyond its training length must beat this.
+  `quarter(train_length)`. The first scores all of its targets that the segment
+  scores, later ones their last `stride`: a target at offset i of the segment
+  sees min(i + 1, between train_length - stride + 1 and train_length) tokens. A
+  model that reads beyond its training length must beat this (DroPE, arXiv
+  2512.12167).
 
   Args:
     segment: the reading to imitate.
@@ -232,15 +200,19 @@ def crop(segment: Segment, train_length: int) -> list[Segment]:
   Returns:
     Segments, first to last; [segment] when it is not longer than a window.
   """
-  if segment.length <= train_length:
+  return _windows(segment, train_length, quarter(train_length))
+
+
+def _windows(segment: Segment, length: int, stride: int) -> list[Segment]:
+  """Returns windows that score the segment's targets, each once."""
+  if segment.length <= length:
     return [segment]
-  stride = max(1, train_length // 4)
   windows = []
   done = segment.length - segment.scored
-  for end in range(train_length, segment.length + stride, stride):
+  for end in range(length, segment.length + stride, stride):
     end = min(end, segment.length)
     if end > done:
-      start = segment.start + end - train_length
-      windows.append(Segment(segment.document, start, train_length, end - done))
+      start = segment.start + end - length
+      windows.append(Segment(segment.document, start, length, end - done))
       done = end
   return windows

@@ -3,19 +3,13 @@
 import collections
 import dataclasses
 import pathlib
-import resource
-import shlex
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-import dape_jax
-from dape_jax import data, models
+from dape_jax import data
 from dape_jax.config import ExperimentConfig
+from dape_jax.config_dict import experiment_from_dict
 from dape_jax.errors import ConfigError
-from dape_jax.evaluation import protocols
-from dape_jax.evaluation.extrapolation import evaluate
-from dape_jax.models.layer_encodings import check_positions
 from dape_jax.training import checkpoint
 from dape_jax.training.checkpoint_paths import step_folder
 
@@ -28,9 +22,10 @@ class Run:
     checkpoint: path that was asked for.
     workdir: folder of the training run.
     config: the experiment's.
-    params: nested dict of float32 arrays.
+    params: nested dict of float32 arrays; None until `load_params`.
     step: optimizer steps of the checkpoint.
     fingerprint: of the corpus it was trained on.
+    checksum: of the parameters' bits.
   """
 
   checkpoint: str
@@ -39,29 +34,51 @@ class Run:
   params: Any = dataclasses.field(repr=False)
   step: int
   fingerprint: str
+  checksum: int = 0
 
 
-def load_run(path: str) -> Run:
-  """Loads a checkpoint.
+def find_run(path: str) -> Run:
+  """Returns a checkpoint without its parameters.
 
   Args:
     path: workdir, its `checkpoints` folder, or one step in there.
 
   Raises:
-    ConfigError: there is no finished checkpoint, or it is damaged.
+    ConfigError: there is no finished checkpoint, or its metadata is damaged.
   """
   folder = step_folder(path)
-  config, params, step = checkpoint.load_for_evaluation(folder)
   metadata = checkpoint.load_metadata(folder)
   above = folder.parent
   return Run(
       checkpoint=path,
       workdir=above.parent if above.name == "checkpoints" else above,
-      config=config,
-      params=params,
-      step=step,
+      config=experiment_from_dict(metadata["config"]),
+      params=None,
+      step=int(folder.name),
       fingerprint=str(metadata["data_state"].get("fingerprint")),
+      checksum=int(metadata["checksums"].get("params", 0)),
   )
+
+
+def load_params(run: Run) -> Any:
+  """Returns the parameters of a run, which fit its checksum.
+
+  Raises:
+    ConfigError: the checkpoint is damaged.
+  """
+  _, params, step = checkpoint.load_for_evaluation(run.checkpoint)
+  if step != run.step:
+    raise ConfigError(
+        f"{run.checkpoint} has got step {step} since step {run.step} was looked"
+        " up: name the step, as in checkpoints/STEP."
+    )
+  return params
+
+
+def load_run(path: str) -> Run:
+  """Returns a checkpoint with its parameters; see `find_run`."""
+  run = find_run(path)
+  return dataclasses.replace(run, params=load_params(run))
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:
@@ -117,86 +134,3 @@ def load_corpus_of(runs: Sequence[Run], data_dir: str) -> data.Corpus:
         " corpus): give --data_dir of the one it was trained on."
     )
   return corpus
-
-
-def evaluate_runs(
-    runs: Sequence[Run],
-    *,
-    lengths: Sequence[int],
-    protocol: str,
-    split: str,
-    data_dir: str,
-    max_regions: int,
-    batch_size: int,
-    chunk: int,
-) -> dict[str, Any]:
-  """Evaluates runs on the same tokens.
-
-  Args:
-    runs: from `load_run`.
-    lengths: inputs per reading, increasing.
-    protocol: a name in `protocols.PROTOCOLS`.
-    split: of the corpus.
-    data_dir: see `load_corpus_of`.
-    max_regions, batch_size, chunk: see `extrapolation.evaluate`.
-
-  Returns:
-    Results in the schema that `report` documents.
-
-  Raises:
-    ConfigError: see `load_corpus_of` and `extrapolation.evaluate`.
-  """
-  protocols.protocol(protocol)
-  names = run_names(runs)
-  for name, run in zip(names, runs, strict=True):
-    longest = max(lengths)
-    check_positions(run.config.model, longest, f"--lengths={longest} of {name}")
-  corpus = load_corpus_of(runs, data_dir)
-  results = []
-  for name, run in zip(names, runs, strict=True):
-    train_length = run.config.data.length
-    if run.config.model.encoding_options.get("edge") == "zero":
-      print(
-          f'{name}: edge="zero" of DAPE V2 is not prefix-invariant; read through'
-          " a cache, rows at the end of a chunk differ from training.",
-          file=sys.stderr,
-      )
-    rows = evaluate(
-        models.Transformer(run.config.model),
-        run.params,
-        corpus.split(split),
-        corpus.tokenizer,
-        lengths=lengths,
-        train_length=train_length,
-        protocol=protocol,
-        max_regions=max_regions,
-        batch_size=batch_size,
-        chunk=chunk,
-        label=name,
-    )
-    results.append(
-        {
-            "name": name,
-            "checkpoint": run.checkpoint,
-            "encoding": run.config.model.encoding,
-            "train_length": train_length,
-            "step": run.step,
-            "rows": rows,
-        }
-    )
-  # Linux counts in kilobytes, macOS in bytes.
-  unit = 1 if sys.platform == "darwin" else 1024
-  return {
-      "dape_jax_version": dape_jax.__version__,
-      "command": shlex.join(sys.argv),
-      "corpus_fingerprint": corpus.fingerprint,
-      "source": runs[0].config.data.source,
-      "tokenizer": corpus.tokenizer.name,
-      "split": split,
-      "protocol": protocol,
-      "lengths": list(lengths),
-      "peak_rss_bytes": (
-          resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-      ),
-      "runs": results,
-  }

@@ -63,13 +63,16 @@ class Slots:
     )
 
 
-def projection_init(config: ModelConfig, is_output: bool):
+def projection_init(config: ModelConfig, fan_in: int, is_output: bool = False):
   """Returns the initialiser of a projection's kernel.
 
   "dape": N(0, 2 / (5 width)), output projections std 2 / (layers sqrt(width)),
   as DAPE's and GPT-NeoX's released configs. "kerple": N(0, 0.02^2), output
-  projections 0.02 / sqrt(2 layers), as GPT-2 and KERPLE's.
+  projections 0.02 / sqrt(2 layers), as GPT-2 and KERPLE's. "ruoss": a normal
+  distribution of std 1 / sqrt(fan_in) cut at two std, as Haiku's.
   """
+  if config.init == "ruoss":
+    return nn.initializers.truncated_normal(fan_in**-0.5)
   if config.init == "dape":
     if is_output:
       stddev = 2 / (config.num_layers * config.width**0.5)
@@ -140,7 +143,7 @@ class Attention(nn.Module):
 
     def heads(num_heads):
       shape = (num_heads, head_dim)
-      init = projection_init(config, is_output=False)
+      init = projection_init(config, config.width)
       kernel_shape = (config.width, *shape)
       return Einsum("BTD,DNH->BTNH", kernel_shape, shape, init, dtype)
 
@@ -152,7 +155,7 @@ class Attention(nn.Module):
         "BTNH,NHD->BTD",
         (config.num_heads, head_dim, config.width),
         (config.width,),
-        projection_init(config, is_output=True),
+        projection_init(config, config.width, is_output=True),
         dtype,
     )
     if not is_shared(config):
@@ -189,7 +192,7 @@ class Attention(nn.Module):
         kv_positions=context.kv_positions,
         q_segment_ids=context.q_segment_ids,
         kv_segment_ids=context.kv_segment_ids,
-        causal=True,
+        causal=self.config.causal,
         window=window,
     )
     query, key, q_features, kv_features = encoded_tokens(
@@ -218,6 +221,7 @@ class Attention(nn.Module):
         kv_segment_ids=context.kv_segment_ids,
         q_features=q_features,
         kv_features=kv_features,
+        causal=self.config.causal,
         window=window,
         sink=encoding.sink(),
     )
@@ -225,7 +229,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-  """Linear(D, F), GELU (tanh form), Linear(F, D)."""
+  """Linear(D, F), config.activation, Linear(F, D)."""
 
   config: ModelConfig
 
@@ -233,19 +237,23 @@ class Mlp(nn.Module):
     config = self.config
     width, hidden = config.width, config.mlp_width or 4 * config.width
     dtype = jnp.dtype(config.dtype)
-    up_init = projection_init(config, is_output=False)
-    down_init = projection_init(config, is_output=True)
+    up_init = projection_init(config, width)
+    down_init = projection_init(config, hidden, is_output=True)
     self.up = Einsum("BTD,DF->BTF", (width, hidden), (hidden,), up_init, dtype)
     self.down = Einsum(
         "BTF,FD->BTD", (hidden, width), (width,), down_init, dtype
     )
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
-    return self.down(nn.gelu(self.up(x_BxTxD)))
+    activation = {"gelu": nn.gelu, "relu": nn.relu}[self.config.activation]
+    return self.down(activation(self.up(x_BxTxD)))
 
 
 class Block(nn.Module):
   """x + Attention(LayerNorm(x)), then x + Mlp(LayerNorm(x)).
+
+  With config.norm "post", LayerNorm(x + Attention(x)), then LayerNorm(x + Mlp(x)).
+  Dropout, of what is added to x, is on where the caller gives a "dropout" key.
 
   Attributes: see `Attention`.
   """
@@ -259,10 +267,18 @@ class Block(nn.Module):
     self.attention = Attention(self.config, self.encoding_name, self.window)
     self.mlp_norm = layer_norm(self.config)
     self.mlp = Mlp(self.config)
+    self.dropout = nn.Dropout(self.config.dropout)
 
   def __call__(self, x_BxTxD: jax.Array, slots, context: Context):
+    def dropped(x_BxTxD):
+      return self.dropout(x_BxTxD, deterministic=not self.has_rng("dropout"))
+
+    if self.config.norm == "post":
+      attended, slots = self.attention(x_BxTxD, slots, context)
+      x_BxTxD = self.attention_norm(x_BxTxD + dropped(attended))
+      return self.mlp_norm(x_BxTxD + dropped(self.mlp(x_BxTxD))), slots
     attended, slots = self.attention(
         self.attention_norm(x_BxTxD), slots, context
     )
-    x_BxTxD = x_BxTxD + attended
-    return x_BxTxD + self.mlp(self.mlp_norm(x_BxTxD)), slots
+    x_BxTxD = x_BxTxD + dropped(attended)
+    return x_BxTxD + dropped(self.mlp(self.mlp_norm(x_BxTxD))), slots

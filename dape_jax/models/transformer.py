@@ -1,4 +1,4 @@
-"""Decoder-only language model with any position encoding."""
+"""Decoder-only language model, or encoder, with any position encoding."""
 
 import dataclasses
 
@@ -62,7 +62,9 @@ class LayerGroup(nn.Module):
 class Transformer(nn.Module):
   """Pre-LayerNorm decoder, GELU, biases everywhere, untied head without bias.
 
-  The models of the KERPLE and DAPE papers: with width 768, 12 layers, 12 heads
+  Other settings make the encoder of Ruoss et al. 2023 (arXiv 2305.16843; see
+  configs/che.py), up to biases of the attention's projections. The defaults are
+  the models of the KERPLE and DAPE papers: with width 768, 12 layers, 12 heads
   and a vocabulary of 50,304 it has 162,322,944 parameters and the encoding's.
   Parameters are float32, activations `config.dtype`, logits float32. Layers run
   under `nn.scan`: their parameters are stacked on axis 0 under "layers", or, where
@@ -73,24 +75,30 @@ class Transformer(nn.Module):
 
   def setup(self):
     config = self.config
-    init = projection_init(config, is_output=False)
+    init = projection_init(config, config.width)
+    embedding_init = init
+    if config.init == "ruoss":
+      # Of std 0.02, and multiplied by sqrt(width) in every forward pass, there.
+      std = 0.02 * config.width**0.5
+      embedding_init = nn.initializers.truncated_normal(std)
     shape = (config.vocab_size, config.width)
-    self.embedding = self.param("embedding", init, shape)
+    self.embedding = self.param("embedding", embedding_init, shape)
     kinds = config.layer_kinds
     group = block_class(config) if len(kinds) == 1 else LayerGroup
     self.layers = nn.scan(
         group,
         variable_axes={"params": 0, "intermediates": 0},
-        split_rngs={"params": True},
+        split_rngs={"params": True, "dropout": True},
         in_axes=(0, nn.broadcast),
         length=config.num_layers // len(kinds),
     )(config, *(kinds[0] if len(kinds) == 1 else ()))
     if is_shared(config):
       self.encoding = make_encoding(config, config.encodings[0])
-    self.final_norm = layer_norm(config)
+    if config.norm == "pre":
+      self.final_norm = layer_norm(config)
     self.head = Einsum(
         "BTD,DV->BTV",
-        (config.width, config.vocab_size),
+        (config.width, config.num_outputs or config.vocab_size),
         None,
         init,
         jnp.dtype(config.dtype),
@@ -114,8 +122,11 @@ class Transformer(nn.Module):
       positions: [T] or [B, T] int32, position within the document. Default: 0,
         1, ..., or the cache's filled, filled + 1, ...
       cache: from `empty_cache`, or the last call's. Appending beyond its
-        capacity is a ValueError, and under jit all logits are NaN.
+        capacity is a ValueError, and under jit all logits are NaN. An encoder
+        takes none: a ValueError.
     """
+    if cache is not None and not self.config.causal:
+      raise ValueError("an encoder reads a text at once and has no cache.")
     if positions is None:
       # NumPy's, so that a text beyond a learned table is refused at once.
       positions = np.arange(tokens.shape[1], dtype=np.int32)
@@ -157,7 +168,9 @@ class Transformer(nn.Module):
       params = self.encoding.variables.get("params", {})
       context = context.replace(encoding_params=params)
     x_BxTxD, slots = self._all_layers(x_BxTxD, slots, context)
-    logits_BxTxV = self.head(self.final_norm(x_BxTxD))
+    if self.config.norm == "pre":
+      x_BxTxD = self.final_norm(x_BxTxD)
+    logits_BxTxV = self.head(x_BxTxD)
     if cache is None:
       return logits_BxTxV
     logits_BxTxV = jnp.where(overfilled(cache), jnp.nan, logits_BxTxV)

@@ -20,10 +20,9 @@ from dape_jax.encodings.effective_length import (
 from dape_jax.encodings.modifiers import SoftCapTile
 from dape_jax.encodings.tile import Tile
 from dape_jax.errors import ConfigError
-from dape_jax.evaluation import figure as evaluation_figure
+from dape_jax.evaluation.report import describe, new_figure
 from dape_jax.evaluation.runs import Run
 from dape_jax.models.layer_encodings import is_shared
-from dape_jax.plots.files import new_figure
 from dape_jax.plots.rows import encoding_of_layer
 
 
@@ -160,7 +159,7 @@ def draw_lengths(
     within = flat[flat <= max_distance]
     x = np.concatenate([[1], within, [max_distance]])
     y = np.concatenate([[0], np.arange(1, len(within) + 1), [len(within)]])
-    label = evaluation_figure.describe(
+    label = describe(
         {
             "name": name,
             "encoding": run.config.model.encoding,

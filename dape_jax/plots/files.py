@@ -7,20 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dape_jax.evaluation import figure as evaluation_figure
+from dape_jax.evaluation.report import describe
 from dape_jax.evaluation.runs import Run, run_names
 from dape_jax.plots.rows import Rows
-
-
-def new_figure(width: float, height: float) -> Any:
-  """Returns an empty matplotlib figure of that many inches, 150 dots each."""
-  # Half a second that only those who draw should pay.
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
-  figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-  FigureCanvasAgg(figure)
-  return figure
 
 
 def head_colors(num_heads: int) -> list[Any]:
@@ -37,7 +26,7 @@ def title_of(run: Run, layer: int) -> str:
   """Returns checkpoint, encoding, step and layer in one line."""
   (name,) = run_names([run])
   model = run.config.model
-  described = evaluation_figure.describe(
+  described = describe(
       {
           "name": name,
           "encoding": model.encoding,

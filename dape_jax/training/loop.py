@@ -14,11 +14,11 @@ import jax
 
 from dape_jax.config import ExperimentConfig
 from dape_jax.config_dict import experiment_to_dict
-from dape_jax.data import TrainBatches, load_corpus
 from dape_jax.errors import ConfigError
 from dape_jax.models import Transformer
 from dape_jax.models.layer_encodings import check_positions
 from dape_jax.training import checkpoint, partitioning
+from dape_jax.training.batches import make_batches, row_length
 from dape_jax.training.metrics import MetricsWriter, Throughput
 from dape_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from dape_jax.training.resume import check_same_config
@@ -58,11 +58,8 @@ class _Run:
     partitioning.check_batch_size(
         config.train.batch_size, config.train.accumulation, mesh
     )
-    check_positions(
-        config.model,
-        config.data.length,
-        f"config.data.length={config.data.length}",
-    )
+    length = row_length(config.data)
+    check_positions(config.model, length, f"rows of {length} tokens")
     check_positions(
         config.model,
         config.train.max_position,
@@ -75,40 +72,22 @@ class _Run:
     )
     # Wrong settings of the model are told here, before any data is prepared.
     self.abstract_state = jax.eval_shape(self.init_state)
-    corpus = load_corpus(
-        source=config.data.source,
-        tokenizer=config.data.tokenizer,
-        data_dir=config.data.dir,
-    )
-    if config.model.vocab_size < corpus.tokenizer.vocab_size:
-      raise ConfigError(
-          f"config.model.vocab_size={config.model.vocab_size} is less than the"
-          f" {corpus.tokenizer.vocab_size} tokens of"
-          f" config.data.tokenizer={config.data.tokenizer!r}; use"
-          f" {corpus.tokenizer.padded_vocab_size}."
-      )
-    make_batches = functools.partial(
-        TrainBatches,
-        length=config.data.length,
-        batch_size=config.train.batch_size,
-        packing=config.data.packing,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-    )
+    self.batches, self.validation = make_batches(config)
     self.config = config
     self.mesh = mesh
-    self.batches = make_batches(corpus.split("train"), seed=config.seed)
-    # Runs with different seeds are compared on the same windows.
-    self.validation = make_batches(corpus.split("validation"), seed=0)
     self.train_step = make_train_step(
         model,
         optimizer,
         learning_rate_schedule(config.optimizer, config.train.steps),
         mesh,
         max_position=config.train.max_position,
+        dropout=config.model.dropout,
+        loss_mean=config.train.loss_mean,
         seed=config.seed,
     )
-    self.eval_step = make_eval_step(model, mesh)
+    self.eval_step = make_eval_step(
+        model, mesh, loss_mean=config.train.loss_mean
+    )
 
   def start(self, latest: pathlib.Path | None):
     """Returns the state and its step, of a checkpoint or of a new run."""
@@ -121,7 +100,7 @@ class _Run:
     state = checkpoint.load_state(latest, self.abstract_state, self.mesh)
     return state, int(state.step)
 
-  def global_batch(self, batches: TrainBatches, step: int):
+  def global_batch(self, batches, step: int):
     return partitioning.global_batch(
         batches[step], self.config.train.accumulation, self.mesh
     )
@@ -228,7 +207,7 @@ def train(config: ExperimentConfig, workdir: str | os.PathLike[str]) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
   mesh = partitioning.make_mesh()
   run = _Run(config, mesh)
-  tokens_per_step = config.train.batch_size * config.data.length
+  tokens_per_step = config.train.batch_size * row_length(config.data)
   with contextlib.ExitStack() as stack:
     stack.enter_context(jax.set_mesh(mesh))
     with _writing_to(workdir):

@@ -34,15 +34,32 @@ def weighted_nats(
 
 
 def _microbatch_nats(
-    params: Any, model: nn.Module, rows: dict[str, jax.Array]
+    params: Any,
+    model: nn.Module,
+    rows: dict[str, jax.Array],
+    dropout_key: jax.Array | None = None,
 ) -> jax.Array:
   logits_BxTxV = model.apply(
       {"params": params},
       rows["inputs"],
       segment_ids=rows["segment_ids"],
       positions=rows["positions"],
+      rngs={} if dropout_key is None else {"dropout": dropout_key},
   )
   return weighted_nats(logits_BxTxV, rows["targets"], rows["loss_weights"])
+
+
+def loss_count(weights_AxBxT: jax.Array, loss_mean: str) -> jax.Array:
+  """Returns what a batch's nats are divided by, float32.
+
+  Args:
+    weights_AxBxT: of the tokens.
+    loss_mean: of `TrainConfig`: "token", the sum of weights, or "row", how many
+      rows have any.
+  """
+  if loss_mean == "row":
+    return jnp.sum(jnp.any(weights_AxBxT > 0, axis=-1), dtype=jnp.float32)
+  return jnp.sum(weights_AxBxT)
 
 
 def make_train_step(
@@ -52,16 +69,18 @@ def make_train_step(
     mesh: jax.sharding.Mesh,
     *,
     max_position: int = 0,
+    dropout: float = 0.0,
+    loss_mean: str = "token",
     seed: int = 0,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
   """Returns the jitted step (state, batch) -> (state, metrics).
 
   The batch has arrays [A, B, T] of `partitioning.global_batch`; the A
   microbatches run one after the other. The result is that of the unsplit batch:
-  nats and gradients are summed, then divided by the weight of the whole batch.
+  nats and gradients are summed, then divided by the count of the whole batch.
   The state passed in is donated.
 
-  The metrics are float32 scalars: loss (nats per weighted token, of the
+  The metrics are float32 scalars: loss (nats per weighted token or per row, of the
   parameters before the update), gradient_norm (global, before clipping),
   learning_rate (of this update) and tokens (weighted tokens of the batch).
 
@@ -72,7 +91,9 @@ def make_train_step(
     mesh: of `partitioning.make_mesh`.
     max_position: draw each row's positions at random from as many, see
       `randomized_positions`; 0 takes them as they are.
-    seed: of these positions, which also depend on the step.
+    dropout: the model's rate; 0 gives it no key.
+    loss_mean: see `loss_count`.
+    seed: of these positions and of dropout, which also depend on the step.
   """
 
   def with_random_positions(batch, step):
@@ -82,23 +103,32 @@ def make_train_step(
     keys = jax.random.split(key, len(positions))
     return batch | {"positions": jax.vmap(draw)(keys, positions)}
 
+  def dropout_keys(step, num_microbatches):
+    if not dropout:
+      return None
+    # No step has this number, so these are not the keys of positions.
+    key = jax.random.fold_in(jax.random.key(seed), 2**32 - 1)
+    return jax.random.split(jax.random.fold_in(key, step), num_microbatches)
+
   def train_step(state, batch):
     if max_position:
       batch = with_random_positions(batch, state.step)
 
-    def accumulate(total, rows):
+    def accumulate(total, microbatch):
       value_and_grad = jax.value_and_grad(_microbatch_nats)(
-          state.params, model, rows
+          state.params, model, *microbatch
       )
       return jax.tree.map(jnp.add, total, value_and_grad), None
 
     zeros = jnp.zeros((), jnp.float32), jax.tree.map(
         jnp.zeros_like, state.params
     )
-    (nats, gradients), _ = jax.lax.scan(accumulate, zeros, batch)
-    tokens = jnp.sum(batch["loss_weights"])
+    weights = batch["loss_weights"]
+    keys = dropout_keys(state.step, len(weights))
+    (nats, gradients), _ = jax.lax.scan(accumulate, zeros, (batch, keys))
     # Windows without any target (length 1, say) make no loss, not 0 / 0.
-    scale = 1 / jnp.where(tokens > 0, tokens, 1.0)
+    count = loss_count(weights, loss_mean)
+    scale = 1 / jnp.where(count > 0, count, 1.0)
     gradients = jax.tree.map(lambda g: g * scale, gradients)
     updates, opt_state = optimizer.update(
         gradients, state.opt_state, state.params
@@ -107,7 +137,7 @@ def make_train_step(
         "loss": nats * scale,
         "gradient_norm": optax.tree.norm(gradients),
         "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
-        "tokens": tokens,
+        "tokens": jnp.sum(weights),
     }
     state = TrainState(
         step=state.step + 1,
@@ -124,13 +154,14 @@ def make_train_step(
 
 
 def make_eval_step(
-    model: nn.Module, mesh: jax.sharding.Mesh
+    model: nn.Module, mesh: jax.sharding.Mesh, *, loss_mean: str = "token"
 ) -> Callable[..., tuple[jax.Array, jax.Array]]:
-  """Returns the jitted step (params, batch) -> (sum of nats, sum of weights).
+  """Returns the jitted step (params, batch) -> (sum of nats, count).
 
   Args:
     model: the decoder.
     mesh: of `partitioning.make_mesh`; the batch is as in `make_train_step`.
+    loss_mean: see `loss_count`.
   """
 
   def eval_step(params, batch):
@@ -138,6 +169,6 @@ def make_eval_step(
       return total + _microbatch_nats(params, model, rows), None
 
     nats, _ = jax.lax.scan(accumulate, jnp.zeros((), jnp.float32), batch)
-    return nats, jnp.sum(batch["loss_weights"])
+    return nats, loss_count(batch["loss_weights"], loss_mean)
 
   return jax.jit(eval_step, out_shardings=partitioning.replicated(mesh))

@@ -10,8 +10,11 @@ import pytest
 
 from dape_jax.config import ModelConfig
 from dape_jax.evaluation import perplexity
-from dape_jax.evaluation.extrapolation import evaluate
+from dape_jax.evaluation.memory import BatchSize
+from dape_jax.evaluation.plan import make_plan
 from dape_jax.evaluation.protocols import Segment
+from dape_jax.evaluation.reading import read_lengths
+from dape_jax.evaluation.results import make_row
 from dape_jax.models import Transformer
 
 _VOCAB = 32
@@ -48,9 +51,9 @@ def _split(*documents):
 
 
 @pytest.fixture(scope="module")
-def segment_nats(model_and_params):
+def segment_scores(model_and_params):
   """Shared, because compiling takes longer than reading."""
-  return perplexity.make_segment_nats(model_and_params[0])
+  return perplexity.make_segment_scores(model_and_params[0])
 
 
 @pytest.fixture(scope="module")
@@ -104,12 +107,12 @@ _SEGMENTS = [
     ],
 )
 def test_nats_equal_numpy(
-    model_and_params, segment_nats, split, batch_size, chunk, segments
+    model_and_params, segment_scores, split, batch_size, chunk, segments
 ):
   model, params = model_and_params
   read = []
   nats = perplexity.score_segments(
-      segment_nats,
+      segment_scores,
       params,
       split,
       [*segments, segments[0]],
@@ -129,7 +132,7 @@ def test_nats_equal_numpy(
 def test_other_encodings_equal_numpy(encoding, split):
   model, params = _model(encoding)
   nats = perplexity.score_segments(
-      perplexity.make_segment_nats(model),
+      perplexity.make_segment_scores(model),
       params,
       split,
       _SEGMENTS[:2],
@@ -141,16 +144,17 @@ def test_other_encodings_equal_numpy(encoding, split):
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
 
 
-def test_padding_of_any_value_does_not_matter(model_and_params, segment_nats):
+def test_padding_of_any_value_does_not_matter(model_and_params, segment_scores):
   _, params = model_and_params
   rows = np.arange(60).reshape(2, 30) % _VOCAB
   garbage = rows.copy()
   garbage[1, 11:] = 65535
   clean, dirty = (
-      segment_nats(params, r, [29, 10], [29, 10], 32) for r in (rows, garbage)
+      segment_scores(params, r, [29, 10], [29, 10], 32) for r in (rows, garbage)
   )
-  np.testing.assert_array_equal(clean[0], dirty[0])
-  np.testing.assert_array_equal(clean[1], dirty[1])
+  for a, b in zip(clean, dirty, strict=True):
+    np.testing.assert_array_equal(a.nats, b.nats)
+    np.testing.assert_array_equal(a.is_top, b.is_top)
 
 
 def test_garbage_in_unused_cache_slots_does_not_matter(
@@ -169,7 +173,7 @@ def test_garbage_in_unused_cache_slots_does_not_matter(
   grow_cache = perplexity.grow_cache
   monkeypatch.setattr(perplexity, "grow_cache", poisoned)
   nats = perplexity.score_segments(
-      perplexity.make_segment_nats(model),
+      perplexity.make_segment_scores(model),
       params,
       split,
       [_SEGMENTS[0]],
@@ -192,25 +196,30 @@ def test_compiles_once_per_capacity(model_and_params, split):
       traced.append((*tokens.shape, cache.capacity))
       return model.apply(variables, tokens, cache=cache, **kwargs)
 
-  segment_nats = perplexity.make_segment_nats(Counting)
+  segment_scores = perplexity.make_segment_scores(Counting)
   for length in (36, 40, 47):
     segments = [Segment(1, start, length, length) for start in (0, 1, 2)]
     perplexity.score_segments(
-        segment_nats, params, split, segments, batch_size=2, chunk=16
+        segment_scores, params, split, segments, batch_size=2, chunk=16
     )
   assert traced == [(2, 16, 16), (2, 16, 32), (2, 16, 64)]
 
 
-def _evaluate(model, params, split, **kwargs):
-  settings = {
-      "lengths": [8, 16, 38],
-      "train_length": 16,
-      "protocol": "all",
-      "max_regions": 4,
-      "batch_size": 4,
-      "chunk": 64,
-  }
-  return evaluate(model, params, split, _TOKENIZER, **(settings | kwargs))
+def _evaluate(
+    model, params, split, lengths=(8, 16, 38), train_length=16, protocol="all"
+):
+  plan = make_plan(split, lengths=lengths, protocol=protocol, max_regions=4)
+  num_bytes = sum(_TOKENIZER.num_bytes(t).sum() for t in plan.targets)
+  readings = read_lengths(
+      model,
+      params,
+      plan,
+      lengths=plan.lengths,
+      train_length=train_length,
+      batch_size=BatchSize(4, chunk=64),
+      chunk=64,
+  )
+  return [make_row(n, reading, plan, num_bytes) for n, reading in readings]
 
 
 def test_uniform_model_has_perplexity_of_vocabulary(model_and_params, split):
@@ -233,7 +242,9 @@ def test_rows_follow_from_nats(model_and_params, split):
   num_bytes = _TOKENIZER.num_bytes(targets).sum()
   assert [row["length"] for row in rows] == [8, 16, 38]
   for row in rows:
-    assert row["regions"] == len(row["region_nats"]) == 4
+    assert row["regions"] == 4
+    assert row["documents"] == len(row["document_nats"]) == 3
+    assert row["document_tokens"] == [38, 76, 38]
     assert row["tokens"] == len(targets) and row["bytes"] == num_bytes
     length = row["length"]
     expected = [
@@ -248,7 +259,8 @@ def test_rows_follow_from_nats(model_and_params, split):
         )
         for d, s in regions
     ]
-    np.testing.assert_allclose(row["region_nats"], expected, rtol=1e-5)
+    of_documents = [expected[0], expected[1] + expected[2], expected[3]]
+    np.testing.assert_allclose(row["document_nats"], of_documents, rtol=1e-5)
     assert row["nats"] == pytest.approx(sum(expected), rel=1e-5)
     assert row["perplexity"] == pytest.approx(
         np.exp(sum(expected) / len(targets)), rel=1e-4
@@ -258,8 +270,8 @@ def test_rows_follow_from_nats(model_and_params, split):
     )
   # Up to the training length the crop baseline is the result itself.
   for row in rows[:2]:
-    assert row["crop_region_nats"] == row["region_nats"]
-  assert rows[2]["crop_region_nats"] != rows[2]["region_nats"]
+    assert row["crop_document_nats"] == row["document_nats"]
+  assert rows[2]["crop_document_nats"] != rows[2]["document_nats"]
 
 
 def test_non_finite_results_are_counted(model_and_params, split):
@@ -276,9 +288,9 @@ def test_non_finite_results_are_counted(model_and_params, split):
 def test_learned_positions_end_at_the_table_and_not_at_the_chunk(split):
   """A segment of 20 tokens in a chunk of 32: padding has no position."""
   model, params = _model("learned", max_length=20)
-  segment_nats = perplexity.make_segment_nats(model)
+  segment_scores = perplexity.make_segment_scores(model)
   read = lambda length: perplexity.score_segments(
-      segment_nats,
+      segment_scores,
       params,
       split,
       [Segment(1, 0, length, length)],

@@ -1,15 +1,13 @@
 """Every protocol scores the same tokens at every length, each exactly once."""
 
-import collections
-import itertools
-
 import hypothesis
 import hypothesis.strategies as st
 import pytest
 
 from dape_jax.errors import ConfigError
 from dape_jax.evaluation import protocols
-from dape_jax.evaluation.protocols import Region, Segment
+from dape_jax.evaluation.protocols import Segment
+from dape_jax.evaluation.regions import Region, choose_regions
 
 
 def _scored(segments):
@@ -30,15 +28,18 @@ def _scored(segments):
     st.integers(1, 900),
     st.integers(1, 12),
     st.sampled_from(sorted(protocols.PROTOCOLS)),
+    st.none() | st.integers(1, 900),
 )
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(max_examples=200, deadline=None)
 def test_lengths_score_same_tokens_once(
-    documents, longest, shorter, max_regions, name
+    documents, longest, shorter, max_regions, name, stride
 ):
   hypothesis.assume(max(documents) > longest)
-  length = min(shorter, longest)
-  regions = protocols.choose_regions(documents, longest, max_regions)
-  segments_of = protocols.protocol(name)
+  length = longest if name == "positionwise" else min(shorter, longest)
+  if name != "sliding" or (stride or 0) > length:
+    stride = None
+  regions = choose_regions(documents, longest, max_regions)
+  segments_of = protocols.protocol(name, stride)
   long = [s for r in regions for s in segments_of(r, longest)]
   short = [s for r in regions for s in segments_of(r, length)]
   at_longest, at_length = _scored(long), _scored(short)
@@ -71,31 +72,6 @@ def test_crop_scores_same_tokens_with_less_context(start, length, data, train):
     assert start <= w.start and w.start + w.length <= start + length
   if length <= train:
     assert windows == [segment]
-
-
-@hypothesis.given(
-    st.lists(st.integers(1, 200), min_size=1, max_size=8),
-    st.integers(1, 40),
-    st.integers(1, 30),
-)
-@hypothesis.settings(max_examples=150, deadline=None)
-def test_regions_do_not_overlap_and_are_spread(documents, longest, count):
-  hypothesis.assume(max(documents) > longest)
-  regions = protocols.choose_regions(documents, longest, count)
-  capacity = [(n - 1) // longest for n in documents]
-  assert len(regions) == min(count, sum(capacity))
-  assert regions == sorted(set(regions))
-  taken = collections.Counter(r.document for r in regions)
-  for before, after in itertools.pairwise(regions):
-    if before.document == after.document:
-      assert before.start + longest <= after.start
-  # A document only gives less than another one when it has no more.
-  if len(taken) == sum(c > 0 for c in capacity):
-    most = max(taken.values())
-    for document, number in taken.items():
-      assert number >= min(most - 1, capacity[document])
-  else:
-    assert set(taken.values()) == {1}
 
 
 def test_last256_tiles_short_lengths_with_full_context():
@@ -135,49 +111,37 @@ def test_crop_windows_by_hand():
   ]
 
 
-def test_no_document_long_enough_names_longest():
-  with pytest.raises(ConfigError, match="use lengths up to 99"):
-    protocols.choose_regions([20, 100, 50], 100, 4)
-  assert protocols.choose_regions([20, 100, 50], 99, 4) == [Region(1, 0, 99)]
-
-
 def test_unknown_protocol_suggests():
   with pytest.raises(ConfigError, match='Did you mean "last256"'):
     protocols.protocol("last265")
 
 
-@pytest.mark.parametrize(
-    "text, lengths",
-    [
-        ("128", [128]),
-        ("1, 3,7", [1, 3, 7]),
-        ("128,256,...,1024", [128, 256, 512, 1024]),
-        ("100,...,800,900", [100, 200, 400, 800, 900]),
-        ("64,...,128", [64, 128]),
-    ],
-)
-def test_parse_lengths(text, lengths):
-  assert protocols.parse_lengths(text) == lengths
+def test_sliding_by_hand():
+  region = Region(document=2, start=10, length=11)
+  assert protocols.sliding(region, 4, stride=3) == [
+      Segment(2, 10, 4, 4),
+      Segment(2, 13, 4, 3),
+      Segment(2, 16, 4, 3),
+      Segment(2, 17, 4, 1),
+  ]
+  assert protocols.sliding(region, 8) == protocols.sliding(region, 8, stride=2)
+  assert protocols.sliding(region, 11) == [Segment(2, 10, 11, 11)]
+  # Windows side by side: the pieces of "all", but for the last one's context.
+  assert protocols.sliding(region, 4, stride=4) == [
+      *protocols.all_positions(region, 4)[:2],
+      Segment(2, 17, 4, 3),
+  ]
 
 
-@pytest.mark.parametrize(
-    "text, reason",
-    [
-        ("", "not a whole number"),
-        ("128,,256", "not a whole number"),
-        ("128,x", "not a whole number"),
-        ("128.0", "not a whole number"),
-        ("0,128", "not greater than 0"),
-        ("-128", "not greater than 0"),
-        ("256,128", "does not increase"),
-        ("128,128", "does not increase"),
-        ("...,128", "between two lengths"),
-        ("128,...", "between two lengths"),
-        ("128,...,...,512", "between two lengths"),
-        ("128,...,500", "does not reach 500"),
-    ],
-)
-def test_malformed_lengths_are_refused(text, reason):
-  with pytest.raises(ConfigError, match=reason) as error:
-    protocols.parse_lengths(text)
-  assert "\n" not in str(error.value)
+def test_strides_that_do_not_fit():
+  region = Region(0, 0, 11)
+  with pytest.raises(ConfigError, match=r"--stride=5.*use at most 4"):
+    protocols.sliding(region, 4, stride=5)
+  with pytest.raises(ConfigError, match="--protocol=all has none"):
+    protocols.protocol("all", stride=5)
+
+
+def test_edges_of_positions():
+  assert protocols.position_edges([6, 12, 20]) == [0, 1, 2, 4, 6, 8, 12, 16, 20]
+  assert protocols.position_edges([16]) == [0, 1, 2, 4, 8, 16]
+  assert protocols.position_edges([1]) == [0, 1]

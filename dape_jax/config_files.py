@@ -1,0 +1,61 @@
+"""What config files share: their argument, and options of encodings."""
+
+from typing import Any
+
+from dape_jax import encodings
+from dape_jax.errors import ConfigError, did_you_mean
+
+
+def parse_arguments(text: str, defaults: dict[str, str]) -> dict[str, str]:
+  """Returns the arguments behind a config file's colon, "name=value,name=value".
+
+  A part without "=" belongs to the value before it, so that
+  "encoding=rope,nope" is one argument.
+
+  Args:
+    text: what stands behind the colon.
+    defaults: of all arguments there are.
+
+  Raises:
+    ConfigError: an argument that there is not.
+  """
+  values = dict(defaults)
+  name = None
+  for part in text.split(",") if text else []:
+    before, equals, value = part.partition("=")
+    if equals:
+      name = before.strip()
+      if name not in defaults:
+        raise ConfigError(
+            f'--config: "{name}" is no argument of this config'
+            f" file.{did_you_mean(name, defaults)}"
+        )
+      values[name] = value.strip()
+    elif name is None:
+      raise ConfigError(
+          f'--config: "{part}" is not name=value; arguments:'
+          f" {', '.join(defaults)}."
+      )
+    else:
+      values[name] += f",{part.strip()}"
+  return values
+
+
+def encoding_options(encoding: str, train_length: int) -> dict[str, Any]:
+  """Returns the default options of an encoding, to be changed by flags.
+
+  Args:
+    encoding: name, or several joined by commas: then the options with equal
+      defaults; each encoding has its own of the rest.
+    train_length: tokens, for encodings that have it as an option.
+  """
+  names = [name.strip() for name in encoding.split(",")]
+  defaults = [encodings.options(name) for name in names]
+  options = {
+      option: value
+      for option, value in defaults[0].items()
+      if all(other.get(option, value) == value for other in defaults)
+  }
+  if "train_length" in options:
+    options["train_length"] = train_length
+  return options

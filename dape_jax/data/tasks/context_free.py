@@ -1,0 +1,166 @@
+"""The deterministic context-free tasks of the Chomsky-hierarchy evaluation.
+
+Deletang et al. 2023 (arXiv 2207.02098) define them; token ids and the answers
+to short problems are those of the code released with Ruoss et al. 2023 (arXiv
+2305.16843).
+"""
+
+import numpy as np
+
+from dape_jax.data.tasks.expressions import MODULUS, random_expressions
+from dape_jax.data.tasks.strings import (
+    FunctionTask,
+    terminated,
+    up_to_terminator,
+)
+from dape_jax.data.tasks.task import TransductionTask
+
+
+class StackManipulation(FunctionTask):
+  """What a stack holds after pushes and pops.
+
+  The input is a stack of s random bits, bottom first, with s uniform in 1..n-1,
+  and then n - s uniform actions: 2 pops, 3 pushes 0 and 4 pushes 1; to pop an
+  empty stack does nothing. A single token is a stack. The n + 1 outputs are the
+  final stack from its top, the terminator 2, then zeros; the accuracy counts
+  places up to and including the terminator.
+
+  Source: Deletang et al. 2023 (arXiv 2207.02098), "Stack Manipulation".
+
+  Chance: bits are fair, so L / 2 of L + 1 places for a stack of L. Measured
+  with 2,048 rows at each length of 41..500, all places of a length together.
+  """
+
+  num_inputs = 5
+  num_outputs = 3
+  chance = 0.496
+
+  def output_length(self, length: int) -> int:
+    return length + 1
+
+  def inputs(
+      self, rng: np.random.Generator, length: int, batch_size: int
+  ) -> np.ndarray:
+    shape = (batch_size, length)
+    if length == 1:
+      return rng.integers(2, size=shape)
+    sizes_B = rng.integers(1, length, size=batch_size)
+    in_stack_BxN = np.arange(length)[None] < sizes_B[:, None]
+    actions_BxN = rng.integers(2, 5, size=shape)
+    return np.where(in_stack_BxN, rng.integers(2, size=shape), actions_BxN)
+
+  def outputs_of(self, inputs_BxN: np.ndarray) -> np.ndarray:
+    batch_size, length = inputs_BxN.shape
+    rows_B = np.arange(batch_size)
+    stacks_BxM = np.zeros((batch_size, length + 1), int)
+    sizes_B = np.zeros(batch_size, int)
+    # The bits of the first stack are pushed like those of actions.
+    for token_B in np.ascontiguousarray(inputs_BxN.T):
+      # A pop writes too, above its stack, where nothing is read.
+      stacks_BxM[rows_B, sizes_B] = token_B % 3
+      sizes_B = np.where(token_B == 2, np.maximum(sizes_B - 1, 0), sizes_B + 1)
+    from_top_BxM = sizes_B[:, None] - 1 - np.arange(length + 1)[None]
+    bits_BxM = np.take_along_axis(
+        stacks_BxM, np.maximum(from_top_BxM, 0), axis=1
+    )
+    return terminated(bits_BxM, sizes_B)
+
+  def is_scored(self, outputs_BxM: np.ndarray) -> np.ndarray:
+    return up_to_terminator(outputs_BxM)
+
+
+class ReverseString(FunctionTask):
+  """A bit string from its end.
+
+  y_i = x_{n+1-i}, n outputs.
+
+  Source: Deletang et al. 2023 (arXiv 2207.02098), "Reverse String".
+
+  Chance: bits are fair.
+  """
+
+  num_inputs = 2
+  num_outputs = 2
+  chance = 0.5
+
+  def output_length(self, length: int) -> int:
+    return length
+
+  def outputs_of(self, inputs_BxN: np.ndarray) -> np.ndarray:
+    return inputs_BxN[:, ::-1]
+
+
+class ModularArithmeticBrackets(TransductionTask):
+  """The value modulo 5 of an expression with brackets.
+
+  Expressions are those of `expressions.random_expressions` with + 5, - 6, * 7,
+  ( 8 and ) 9; one output token. Id 10 is of the released code, for equations;
+  no problem has it.
+
+  Source: Deletang et al. 2023 (arXiv 2207.02098), "Modular Arithmetic".
+
+  Chance: the probability of 0, the likeliest value, by the recursion over
+  lengths, mean over lengths 41..500.
+  """
+
+  num_inputs = MODULUS + 6
+  num_outputs = MODULUS
+  chance = 0.31
+
+  def output_length(self, length: int) -> int:
+    return 1
+
+  def problems(
+      self, rng: np.random.Generator, length: int, batch_size: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    tokens_BxN, values_B = random_expressions(rng, length, batch_size, 3)
+    return tokens_BxN, values_B[:, None]
+
+
+class SolveEquation(TransductionTask):
+  """The digit that x stands for in an equation modulo 5.
+
+  An expression of `expressions.random_expressions`, of length n - 2 and without
+  *, has one digit replaced by x: the first at or cyclically after a uniform
+  place. "=" and the expression's value follow. Ids are + 5, - 6, ( 7, ) 8, x 9
+  and = 10; the one output is the digit, which is unique. Problems with n below
+  3 are zeros.
+
+  Source: Deletang et al. 2023 (arXiv 2207.02098), "Solve Equation".
+
+  Chance: digits are uniform, and which is replaced does not depend on them.
+  """
+
+  num_inputs = MODULUS + 6
+  num_outputs = MODULUS
+  chance = 0.2
+
+  def output_length(self, length: int) -> int:
+    return 1
+
+  def problems(
+      self, rng: np.random.Generator, length: int, batch_size: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    if length < 3:
+      zeros_BxN = np.zeros((batch_size, length), int)
+      return zeros_BxN, np.zeros((batch_size, 1), int)
+    unknown, equals = MODULUS + 4, MODULUS + 5
+    size = length - 2
+    tokens_BxN, values_B = random_expressions(rng, size, batch_size, 2)
+    places_B = rng.integers(size, size=batch_size)
+    steps_BxN = (np.arange(size)[None] - places_B[:, None]) % size
+    steps_BxN[tokens_BxN >= MODULUS] = size
+    at_Bx1 = np.argmin(steps_BxN, axis=1)[:, None]
+    digits_Bx1 = np.take_along_axis(tokens_BxN, at_Bx1, axis=1)
+    np.put_along_axis(tokens_BxN, at_Bx1, unknown, axis=1)
+    equals_Bx1 = np.full((batch_size, 1), equals)
+    inputs = [tokens_BxN, equals_Bx1, values_B[:, None]]
+    return np.concatenate(inputs, axis=1), digits_Bx1
+
+
+TASKS = {
+    "stack_manipulation": StackManipulation,
+    "reverse_string": ReverseString,
+    "modular_arithmetic_brackets": ModularArithmeticBrackets,
+    "solve_equation": SolveEquation,
+}

@@ -1,0 +1,170 @@
+"""Needle tasks: digits hidden in filler, asked for at the end of the row.
+
+Symbolic forms of the retrieval tasks that are put to language models as text,
+with one vocabulary, so that a model can be trained on one and scored on
+another.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+
+from dape_jax.data.tasks.recall import RecallTask, with_answers
+from dape_jax.data.tasks.task import Examples, Task
+from dape_jax.errors import ConfigError
+
+_NUM_KEYS = 16
+_NUM_FILLERS = 16
+
+# Ids, behind those of the ten digits.
+MARK = 10  # begins a needle
+ASK = 11  # begins the question
+KEYS = 12
+FILLERS = KEYS + _NUM_KEYS
+
+
+class NeedleTask(RecallTask):
+  """Finds the digits of marked needles in uniform filler.
+
+  A row of exactly `length` tokens is a context and a question. The context is
+  filler and needles; a needle is MARK, its key if it has one, and its digits.
+  The question is ASK, the key, and the wanted digits in the order of the
+  context, the last of them left out: each digit is the answer at the token in
+  front of it (teacher forcing). Digits are uniform, the first one too.
+
+  Attributes:
+    num_digits: digits of a needle.
+    keys: how many different keys the needles have; 0 for needles without one.
+    values: needles with each key; those of one random key are asked for.
+  """
+
+  vocab_size = FILLERS + _NUM_FILLERS
+  num_outputs = 10
+  chance = 0.1
+  num_digits: ClassVar[int]
+  keys: ClassVar[int]
+  values: ClassVar[int] = 1
+
+  @property
+  def min_length(self) -> int:
+    """Tokens of a row without filler."""
+    num_needles = max(1, self.keys) * self.values
+    return num_needles * self._needle_length + self._question_length
+
+  @property
+  def _needle_length(self) -> int:
+    return 1 + bool(self.keys) + self.num_digits
+
+  @property
+  def _question_length(self) -> int:
+    return bool(self.keys) + self.values * self.num_digits
+
+  def sample(
+      self,
+      rng: np.random.Generator,
+      length: int,
+      batch_size: int,
+      depth: float | None = None,
+  ) -> Examples:
+    """Returns problems of one length, a pure function of the state of `rng`.
+
+    Args:
+      rng: source of all choices.
+      length: T.
+      batch_size: B.
+      depth: how much of the filler stands before the needle that is asked for,
+        0 to 1; several such needles then follow each other. None: each needle
+        stands at a uniform place of its own.
+
+    Raises:
+      ConfigError: `depth` is not in 0..1 or `length` is below `min_length`.
+    """
+    if depth is not None and not 0 <= depth <= 1:
+      raise ConfigError(f"depth={depth}: must be in 0..1.")
+    shape = batch_size, self.row_length(length)
+    num_fillers = length - self.min_length
+    asked, needles = self.values, max(1, self.keys) * self.values
+    # The first needles are those asked for, until they are put in order.
+    depths_BxN = rng.random((batch_size, needles))
+    if depth is not None:
+      depths_BxN[:, :asked] = depth
+    order_BxN = depths_BxN.argsort(axis=1, kind="stable")
+    depths_BxN = np.take_along_axis(depths_BxN, order_BxN, axis=1)
+    before_BxN = np.minimum(depths_BxN * (num_fillers + 1), num_fillers)
+    starts_BxN = np.int64(before_BxN) + self._needle_length * np.arange(needles)
+
+    digits_BxNxD = rng.integers(0, 10, (batch_size, needles, self.num_digits))
+    needles_BxNxW = np.full((batch_size, needles, self._needle_length), MARK)
+    needles_BxNxW[..., -self.num_digits :] = digits_BxNxD
+    if self.keys:
+      keys_BxK = KEYS + rng.random((batch_size, _NUM_KEYS)).argsort(axis=1)
+      needles_BxNxW[..., 1] = np.take_along_axis(
+          keys_BxK, order_BxN // self.values, axis=1
+      )
+    answers_BxA = digits_BxNxD[order_BxN < asked].reshape(batch_size, -1)
+
+    tokens_BxT = rng.integers(FILLERS, self.vocab_size, shape)
+    places_BxNxW = starts_BxN[..., None] + np.arange(self._needle_length)
+    np.put_along_axis(
+        tokens_BxT,
+        places_BxNxW.reshape(batch_size, -1),
+        needles_BxNxW.reshape(batch_size, -1),
+        axis=1,
+    )
+    first = length - self._question_length
+    tokens_BxT[:, first] = ASK
+    if self.keys:
+      tokens_BxT[:, first + 1] = keys_BxK[:, 0]
+    num_answers = answers_BxA.shape[1]
+    tokens_BxT[:, length - num_answers + 1 :] = answers_BxA[:, :-1]
+    places_A = np.arange(length - num_answers, length)
+    return with_answers(tokens_BxT, places_A, answers_BxA)
+
+
+class Passkey(NeedleTask):
+  """One needle of five digits, no key.
+
+  Mohtashami and Jaggi 2023 (Landmark Attention, arXiv 2305.16300): a number
+  below 50,000 between repetitions of a neutral text.
+  """
+
+  num_digits = 5
+  keys = 0
+
+
+class NeedleSingle(NeedleTask):
+  """One needle with a key.
+
+  Hsieh et al. 2024 (RULER, arXiv 2404.06654), niah_single. Departure, for this
+  and the next two: 3 digits in place of 7, so that short rows hold them.
+  """
+
+  num_digits = 3
+  keys = 1
+
+
+class NeedleMultiKey(NeedleSingle):
+  """Four needles with a key each, one of which is asked for.
+
+  niah_multikey of RULER (arXiv 2404.06654), which has four as well.
+  """
+
+  keys = 4
+
+
+class NeedleMultiValue(NeedleSingle):
+  """Four needles with the same key, all asked for.
+
+  niah_multivalue of RULER (arXiv 2404.06654), which has four as well and takes
+  the answers in any order; here they are wanted in the order of the context.
+  """
+
+  values = 4
+
+
+TASKS: dict[str, type[Task]] = {
+    "passkey": Passkey,
+    "needle_single": NeedleSingle,
+    "needle_multi_key": NeedleMultiKey,
+    "needle_multi_value": NeedleMultiValue,
+}

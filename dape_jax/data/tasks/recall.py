@@ -1,0 +1,246 @@
+"""Tasks that ask for what stood earlier in the row.
+
+All are in the form of a language model: the answer is wanted at the token in
+front of the place where it would stand.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+
+from dape_jax.data.tasks.task import Examples, Task
+from dape_jax.errors import ConfigError
+
+
+class RecallTask(Task):
+  """A task that refuses problems shorter than its smallest."""
+
+  def row_length(self, length: int) -> int:
+    """Returns T, which is `length` unless a task says otherwise.
+
+    Raises:
+      ConfigError: `length` is below `min_length`.
+    """
+    if length < self.min_length:
+      raise ConfigError(
+          f"length={length} is too short for {type(self).__name__}; use at"
+          f" least {self.min_length}."
+      )
+    return length
+
+
+def with_answers(
+    tokens_BxT: np.ndarray, places_A: np.ndarray, answers_BxA: np.ndarray
+) -> Examples:
+  """Returns rows whose answers are trained and scored.
+
+  Args:
+    tokens_BxT: the rows.
+    places_A: where answers are wanted, [A] or [B, A].
+    answers_BxA: the answers.
+  """
+  places_BxA = np.broadcast_to(places_A, answers_BxA.shape)
+  targets_BxT = np.zeros(tokens_BxT.shape, np.int32)
+  np.put_along_axis(targets_BxT, places_BxA, answers_BxA, axis=1)
+  scored_BxT = np.zeros(tokens_BxT.shape, bool)
+  np.put_along_axis(scored_BxT, places_BxA, True, axis=1)
+  return Examples(
+      np.int32(tokens_BxT), targets_BxT, trained=scored_BxT, scored=scored_BxT
+  )
+
+
+class FlipFlop(RecallTask):
+  """Flip-flop: at a read, the bit that was written last.
+
+  A row is pairs (instruction, bit): the first instruction is write, the last is
+  read, the others are ignore with probability `ignored` and write or read with
+  half of the rest each. Bits are uniform, except that behind a read stands the
+  answer. Answers are wanted at the read instructions.
+
+  Liu et al. 2023 (arXiv 2306.00946), their FFL(0.8): the distribution they
+  train on, with rows of 512 tokens. An odd length gives a row of one token
+  fewer.
+
+  Attributes:
+    ignored: probability of the instruction ignore.
+  """
+
+  vocab_size = 5
+  num_outputs = 2
+  chance = 0.5
+  min_length = 4
+  variants = ("flip_flop_sparse",)
+  ignored: ClassVar[float] = 0.8
+
+  # Ids behind the two bits.
+  WRITE, IGNORE, READ = 2, 3, 4
+
+  def row_length(self, length: int) -> int:
+    return super().row_length(length) // 2 * 2
+
+  def sample(
+      self, rng: np.random.Generator, length: int, batch_size: int
+  ) -> Examples:
+    shape = batch_size, self.row_length(length) // 2
+    rest = (1 - self.ignored) / 2
+    instructions_BxP = rng.choice(
+        [self.WRITE, self.IGNORE, self.READ],
+        shape,
+        p=[rest, self.ignored, rest],
+    )
+    instructions_BxP[:, 0] = self.WRITE
+    instructions_BxP[:, -1] = self.READ
+    bits_BxP = rng.integers(0, 2, shape)
+    last_write_BxP = np.maximum.accumulate(
+        np.where(instructions_BxP == self.WRITE, np.arange(shape[1]), 0), axis=1
+    )
+    written_BxP = np.take_along_axis(bits_BxP, last_write_BxP, axis=1)
+    is_read_BxP = instructions_BxP == self.READ
+    bits_BxP = np.where(is_read_BxP, written_BxP, bits_BxP)
+    tokens_BxT = np.int32(_interleave(instructions_BxP, bits_BxP))
+    targets_BxT = np.int32(_interleave(written_BxP, 0))
+    scored_BxT = _interleave(is_read_BxP, False)
+    return Examples(tokens_BxT, targets_BxT, scored_BxT, scored_BxT)
+
+
+class FlipFlopSparse(FlipFlop):
+  """Flip-flop with rare writes and reads, the same vocabulary.
+
+  FFL(0.98) of Liu et al. 2023 (arXiv 2306.00946): the sparse one of their two
+  tails, which they test on after training on FFL(0.8); the other, FFL(0.1), is
+  denser than the training distribution.
+  """
+
+  variants = ()
+  ignored = 0.98
+
+
+class Copy(RecallTask):
+  """A string, a separator, and the same string again, which is the answer.
+
+  `length` symbols are uniform among 8. Answer i is wanted at the separator for
+  i = 0 and at the copy's symbol i - 1 otherwise (teacher forcing); the copy's
+  last symbol would be the answer to nothing, so it is left out. After Jelassi
+  et al. 2024 (arXiv 2402.01032), who copy strings of letters.
+  """
+
+  vocab_size = 9
+  num_outputs = 8
+  chance = 1 / 8
+  min_length = 1
+
+  SEPARATOR = 8
+
+  def row_length(self, length: int) -> int:
+    return 2 * super().row_length(length)
+
+  def sample(
+      self, rng: np.random.Generator, length: int, batch_size: int
+  ) -> Examples:
+    num_tokens = self.row_length(length)
+    string_BxL = rng.integers(0, self.num_outputs, (batch_size, length))
+    tokens_BxT = np.full((batch_size, num_tokens), self.SEPARATOR)
+    tokens_BxT[:, :length] = string_BxL
+    tokens_BxT[:, length + 1 :] = string_BxL[:, :-1]
+    return with_answers(tokens_BxT, np.arange(length, num_tokens), string_BxL)
+
+
+class Induction(RecallTask):
+  """What followed the last token where it stood before.
+
+  `length` tokens, uniform among 16 ids, except that the last one has exactly
+  one earlier occurrence, at a uniform place, and that another id follows it
+  there, the answer. Induction heads are Olsson et al. 2022 (arXiv 2209.11895);
+  16 ids are Gu and Dao 2023 (arXiv 2312.00752), who train with 256 tokens.
+  Departure from them: any id may be the repeated one, not a special token.
+  """
+
+  vocab_size = 16
+  num_outputs = 16
+  chance = 1 / 16
+  min_length = 3
+
+  def sample(
+      self, rng: np.random.Generator, length: int, batch_size: int
+  ) -> Examples:
+    shape = batch_size, self.row_length(length)
+    repeated_Bx1 = rng.integers(0, self.vocab_size, (batch_size, 1))
+    shift_BxT = rng.integers(1, self.vocab_size, shape)
+    tokens_BxT = (repeated_Bx1 + shift_BxT) % self.vocab_size
+    first_Bx1 = rng.integers(0, length - 2, (batch_size, 1))
+    answer_Bx1 = np.take_along_axis(tokens_BxT, first_Bx1 + 1, axis=1)
+    np.put_along_axis(tokens_BxT, first_Bx1, repeated_Bx1, axis=1)
+    tokens_BxT[:, -1:] = repeated_Bx1
+    return with_answers(tokens_BxT, np.array([length - 1]), answer_Bx1)
+
+
+class Mqar(RecallTask):
+  """Multi-query associative recall: at each repeated key, its value.
+
+  A row begins with P = max(1, length // 16) pairs (key, value), all different.
+  Then come blanks, among them each key once more, at place 2 P + 2 (g - 1) with
+  g in 1..(length - 2 P) / 2 drawn without replacement and with probability
+  proportional to g^(0.01 - 1): the gaps of repeated word pairs in text follow
+  a power law. Answers are wanted at these queries and are not fed back.
+
+  Arora et al. 2023 (Zoology, arXiv 2312.04927). P is theirs for 64, 128 and 256
+  tokens, continued; at 512 they have 64 pairs. An odd length gives a row of one
+  token fewer. Departure: 512 ids in place of 8192, to fit small models: 256
+  values, a blank and 255 keys, enough for 4095 tokens.
+  """
+
+  vocab_size = 512
+  num_outputs = 256
+  chance = 1 / 256
+  min_length = 4
+
+  BLANK = 256
+  NUM_KEYS = 255
+  POWER = 0.01
+  TOKENS_PER_PAIR = 16
+
+  def row_length(self, length: int) -> int:
+    most = (self.NUM_KEYS + 1) * self.TOKENS_PER_PAIR - 1
+    if length > most:
+      raise ConfigError(
+          f"length={length}: Mqar has keys for at most {most} tokens."
+      )
+    return super().row_length(length) // 2 * 2
+
+  def sample(
+      self, rng: np.random.Generator, length: int, batch_size: int
+  ) -> Examples:
+    shape = batch_size, self.row_length(length)
+    pairs = max(1, length // self.TOKENS_PER_PAIR)
+    spaces = shape[1] // 2 - pairs
+
+    def choose(count: int) -> np.ndarray:
+      return rng.random((batch_size, count)).argsort(axis=1)[:, :pairs]
+
+    values_BxP = choose(self.num_outputs)
+    keys_BxP = self.BLANK + 1 + choose(self.NUM_KEYS)
+    # The first of competing exponential clocks wins with a probability that is
+    # proportional to its rate.
+    rates = np.arange(1, spaces + 1) ** (self.POWER - 1)
+    times_BxG = rng.exponential(size=(batch_size, spaces)) / rates
+    places_BxP = 2 * pairs + 2 * times_BxG.argsort(axis=1)[:, :pairs]
+
+    tokens_BxT = np.full(shape, self.BLANK)
+    tokens_BxT[:, : 2 * pairs] = _interleave(keys_BxP, values_BxP)
+    np.put_along_axis(tokens_BxT, places_BxP, keys_BxP, axis=1)
+    return with_answers(tokens_BxT, places_BxP, values_BxP)
+
+
+def _interleave(even_BxP: np.ndarray, odd_BxP: np.ndarray | int) -> np.ndarray:
+  """Returns [B, 2P], columns of both arguments in turn."""
+  pairs = np.stack(np.broadcast_arrays(even_BxP, odd_BxP), axis=-1)
+  return pairs.reshape(len(even_BxP), -1)
+
+
+TASKS: dict[str, type[Task]] = {
+    "flip_flop": FlipFlop,
+    "flip_flop_sparse": FlipFlopSparse,
+    "copy": Copy,
+    "induction": Induction,
+    "mqar": Mqar,
+}

@@ -1,0 +1,140 @@
+r"""Trains and scores a grid of tasks x encodings x seeds, and prints the tables.
+
+  python -m dape_jax.evaluation.che --config=configs/che.py --output=runs/che \
+      --tasks=even_pairs,bucket_sort --encodings=rope,dape_kerple_log --seeds=0,1,2
+  python -m dape_jax.evaluation.che --config=configs/length_tasks.py \
+      --output=runs/copy --tasks=copy --times=1,2,4,8 --set=train.steps=3000
+  python -m dape_jax.evaluation.che --score=runs/che/even_pairs/rope/seed0
+
+The same command goes on where it stopped: runs that are trained and scored are not
+done again. OUTPUT/table.md has the papers' table (mean over the lengths beyond the
+training length, best and mean over seeds) and one table a task, OUTPUT/results.json
+the numbers, and there is a picture a task. --score scores one run of train.py.
+
+Tasks: {TASKS}.
+"""
+
+import ast
+import contextlib
+import importlib.util
+import json
+import pathlib
+import shlex
+import sys
+from typing import Any
+
+from absl import flags
+
+import dape_jax
+from dape_jax import cli
+from dape_jax.data import tasks
+from dape_jax.errors import ConfigError
+
+__doc__ = __doc__.replace("{TASKS}", ", ".join(tasks.TASKS))
+
+_CONFIG = flags.DEFINE_string(
+    "config",
+    "configs/che.py",
+    "Config file with the arguments task and encoding.",
+)
+_TASKS = flags.DEFINE_list("tasks", list(tasks.CHE_TASKS), "Names of tasks.")
+_ENCODINGS = flags.DEFINE_list("encodings", [], "Names of encodings.")
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of the runs.")
+_SET = flags.DEFINE_list(
+    "set", [], "SECTION.SETTING=VALUE changes a setting of all configs."
+)
+_LENGTHS = flags.DEFINE_string(
+    "lengths", None, 'Lengths to score, "41-500" or "64,128"; default 41-500.'
+)
+_TIMES = flags.DEFINE_list(
+    "times", [], "Lengths to score as multiples of the training length."
+)
+_SAMPLES = flags.DEFINE_integer("samples", 512, "Problems of each length.", 1)
+_BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", 64, "Problems read at once.", 1
+)
+_OUTPUT = flags.DEFINE_string("output", None, "Folder of the runs and tables.")
+_SCORE = flags.DEFINE_string("score", None, "Workdir of one run to score.")
+
+
+def _whole(flag: str, item: str, least: int) -> int:
+  if not item.strip().isdecimal() or int(item) < least:
+    raise ConfigError(f"--{flag}: {item!r} is not a whole number from {least}.")
+  return int(item)
+
+
+def _lengths(train_length: int) -> list[int]:
+  """Returns the lengths that the flags ask for."""
+  if _TIMES.value:
+    return [train_length * _whole("times", x, 1) for x in _TIMES.value]
+  lengths = []
+  for item in (_LENGTHS.value or "41-500").split(","):
+    first, dash, last = item.partition("-")
+    first = _whole("lengths", first, 1)
+    lengths += range(
+        first, _whole("lengths", last, first) + 1 if dash else first + 1
+    )
+  return lengths
+
+
+def _get_config(path: str, task: str, encoding: str) -> dict[str, Any]:
+  """Returns a config file's settings with --set's changes."""
+  spec = importlib.util.spec_from_file_location("che_config", path)
+  if spec is None or not pathlib.Path(path).is_file():
+    raise ConfigError(f"--config={path} is no Python file.")
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  config = module.get_config(f"task={task},encoding={encoding}")
+  for change in _SET.value:
+    name, equals, value = change.partition("=")
+    if not equals:
+      raise ConfigError(f"--set={change}: write SECTION.SETTING=VALUE.")
+    with contextlib.suppress(SyntaxError, ValueError):  # Else it is a name.
+      value = ast.literal_eval(value)
+    try:
+      config.update_from_flattened_dict({name: value})
+    except (KeyError, TypeError, AttributeError) as error:
+      raise ConfigError(f"--set={change}: {error}") from error
+  return config.to_dict()
+
+
+def main(argv: list[str]) -> None:
+  if argv[1:]:
+    raise ConfigError(f"{argv[1]!r} is not a flag; write --{argv[1]}")
+  if _TIMES.value and _LENGTHS.value:
+    raise ConfigError("give either --lengths or --times.")
+  for name in _TASKS.value:
+    tasks.make(name)
+  # JAX takes seconds to start; a wrong flag is told at once.
+  from dape_jax.evaluation import task_grid, task_report
+
+  scoring = task_grid.Scoring(_lengths, _SAMPLES.value, _BATCH_SIZE.value)
+  if _SCORE.value:
+    print(task_report.report(task_grid.score_run(_SCORE.value, scoring)))
+    return
+  if not (_ENCODINGS.value and _OUTPUT.value):
+    raise ConfigError("a grid needs --encodings=NAME,NAME and --output=DIR.")
+  output = pathlib.Path(_OUTPUT.value)
+  results = task_grid.run_grid(
+      lambda task, encoding: _get_config(_CONFIG.value, task, encoding),
+      task_names=_TASKS.value,
+      encodings=_ENCODINGS.value,
+      seeds=[_whole("seeds", seed, 0) for seed in _SEEDS.value],
+      scoring=scoring,
+      output=output,
+  )
+  text = task_report.report(results)
+  document = {
+      "format": "dape_jax.task_grid",
+      "version": 1,
+      "dape_jax_version": dape_jax.__version__,
+      "command": shlex.join(sys.argv),
+      "results": results,
+  }
+  (output / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+  (output / "table.md").write_text(text)
+  print(text, *task_report.write_figures(results, output), sep="\n")
+
+
+if __name__ == "__main__":
+  cli.run(main)

@@ -1,0 +1,170 @@
+"""Texts that ask for numbers hidden in filler, at any length and depth.
+
+They are put together from the tokens of a filler, of needles and of a
+question, each encoded apart, so that a text has exactly the wanted length and a
+needle stands exactly at the wanted depth, whatever the tokenizer. Models here
+are not tuned to instructions: no description of the task comes first, which
+also leaves room for short lengths.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dape_jax.errors import ConfigError, did_you_mean
+
+# Of Mohtashami and Jaggi 2023 (arXiv 2305.16300); the "noise" of RULER too.
+_FILLER = (
+    b"The grass is green. The sky is blue. The sun is yellow. Here we go. There"
+    b" and back again. "
+)
+
+# Equally long, so that prompts of one kind have equally many bytes.
+_KEYS = (
+    *("apple", "brick", "cloud", "dance", "eagle", "flame", "grape", "horse"),
+    *("ivory", "jelly", "knife", "lemon", "mango", "night", "ocean", "piano"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalTask:
+  """What is hidden and asked for.
+
+  Attributes:
+    needle: sentence with {key} and {number}.
+    question: text with {key} that the answer continues.
+    num_digits: of a number; the first is not 0.
+    keys: how many keys the needles have; one is asked for.
+    values: needles of each key; all of the key's numbers are the answer, in the
+      order of the text, with ", " between them.
+  """
+
+  needle: str
+  question: str
+  num_digits: int
+  keys: int = 1
+  values: int = 1
+
+
+_NEEDLE = "One of the special magic numbers for {key} is: {number}."
+_QUESTION = (
+    "What is the special magic number for {key} mentioned in the text? The"
+    " special magic number for {key} mentioned in the text is: "
+)
+_QUESTIONS = (
+    "What are all the special magic numbers for {key} mentioned in the text?"
+    " The special magic numbers for {key} mentioned in the text are: "
+)
+
+# passkey: Mohtashami and Jaggi 2023 (Landmark Attention, arXiv 2305.16300);
+# departure: always five digits. Needles: niah_single, niah_multikey and
+# niah_multivalue of Hsieh et al. 2024 (RULER, arXiv 2404.06654), 7 digits and
+# four keys or values; departures: shorter questions, fewer different keys, and
+# the numbers of a key are wanted in the order of the text.
+TASKS = {
+    "passkey": RetrievalTask(
+        "The pass key is {number}. Remember it. {number} is the pass key.",
+        "What is the pass key? The pass key is ",
+        num_digits=5,
+    ),
+    "needle_single": RetrievalTask(_NEEDLE, _QUESTION, num_digits=7),
+    "needle_multi_key": RetrievalTask(_NEEDLE, _QUESTION, 7, keys=4),
+    "needle_multi_value": RetrievalTask(_NEEDLE, _QUESTIONS, 7, values=4),
+}
+
+
+class Prompt(NamedTuple):
+  """Tokens with an answer at their end.
+
+  Attributes:
+    tokens: int32 [length + 1]: `length` inputs and the last target.
+    num_answers: how many of the last tokens are the answer.
+  """
+
+  tokens: np.ndarray
+  num_answers: int
+
+
+def make_prompt(
+    tokenizer: Any,
+    task: str,
+    length: int,
+    depth: float | None,
+    rng: np.random.Generator,
+) -> Prompt:
+  """Returns a text with needles and a question, and its answer.
+
+  The answer is what the tokens of question and answer together have behind
+  their longest common prefix with the tokens of the question: a tokenizer may
+  join the question's last blank with the first digit.
+
+  Args:
+    tokenizer: `tokenizer.encode(bytes)` returns token ids [n].
+    task: a name in `TASKS`.
+    length: number of inputs, the answer's but its last token included.
+    depth: how much of the filler stands before the needle that is asked for, 0
+      to 1; several such needles then follow each other. None: each needle
+      stands at a uniform place of its own.
+    rng: source of keys, numbers and places; the same for every length and
+      depth, if its state is the same.
+
+  Raises:
+    ConfigError: unknown task, depth not in 0..1, or length too small.
+  """
+  if task not in TASKS:
+    raise ConfigError(
+        f"--retrieval={task!r} is unknown.{did_you_mean(task, TASKS)}"
+    )
+  if depth is not None and not 0 <= depth <= 1:
+    raise ConfigError(f"--depths: {depth} is not in 0..1.")
+  form = TASKS[task]
+  num_needles = form.keys * form.values
+  keys = rng.permutation(_KEYS)[: form.keys]
+  numbers = rng.integers(
+      10 ** (form.num_digits - 1), 10**form.num_digits, num_needles
+  )
+  depths = rng.random(num_needles)
+  # The first needles are those asked for.
+  if depth is not None:
+    depths[: form.values] = depth
+  order = depths.argsort(kind="stable")
+
+  def encode(text: str) -> np.ndarray:
+    return np.asarray(tokenizer.encode(text.encode()), np.int32)
+
+  needles = [
+      encode(
+          "\n"
+          + form.needle.format(key=keys[i // form.values], number=numbers[i])
+          + "\n"
+      )
+      for i in order
+  ]
+  question = "\n" + form.question.format(key=keys[0])
+  answer = ", ".join(str(numbers[i]) for i in order if i < form.values)
+  end = encode(question + answer)
+  used = sum(map(len, needles)) + len(end)
+  num_fillers = length + 1 - used
+  if num_fillers < 0:
+    raise ConfigError(
+        f"--lengths: {length} is too short for {task}, which takes"
+        f" {used - 1} tokens without any filler."
+    )
+  filler = np.resize(encode(_FILLER.decode()), num_fillers)
+  pieces, done = [], 0
+  for i, needle in zip(order, needles, strict=True):
+    cut = min(int(depths[i] * (num_fillers + 1)), num_fillers)
+    pieces += [filler[done:cut], needle]
+    done = cut
+  return Prompt(
+      np.concatenate([*pieces, filler[done:], end]),
+      len(end) - _common_prefix(encode(question), end),
+  )
+
+
+def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+  """Returns how many first elements are the same."""
+  shorter = min(len(a), len(b))
+  differs = a[:shorter] != b[:shorter]
+  return int(differs.argmax()) if differs.any() else shorter

@@ -1,0 +1,249 @@
+r"""Checkpoints in lm-evaluation-harness (`pip install 'dape_jax[lm_eval]'`).
+
+  python -m dape_jax.interop.lm_eval --model dape_jax \
+      --model_args checkpoint=runs/my_run --tasks wikitext --batch_size 8
+
+This is the harness' own command with all its flags, and one more model. The
+harness (0.4.13) knows the models of its own table only, so `lm_eval` alone does
+not find this one. In Python, import this module before
+`lm_eval.simple_evaluate(model="dape_jax", ...)`.
+"""
+
+import collections
+from typing import Any
+
+import jax
+import tqdm
+
+import dape_jax
+from dape_jax import cli
+from dape_jax.config import DataConfig
+from dape_jax.data import make_tokenizer
+from dape_jax.errors import ConfigError
+from dape_jax.evaluation.runs import load_run
+from dape_jax.interop.lm_eval_requests import (
+    Reading,
+    cut_left,
+    generation_of,
+    read_texts,
+    write_texts,
+)
+from dape_jax.models import Transformer
+
+try:
+  from lm_eval.__main__ import cli_evaluate
+  from lm_eval.api.model import TemplateLM
+  from lm_eval.api.registry import register_model
+  from lm_eval.models.utils import (
+      normalize_gen_kwargs,
+      postprocess_generated_text,
+  )
+  from lm_eval.utils import get_rolling_token_windows
+except ImportError as error:
+  raise ImportError(
+      "dape_jax.interop.lm_eval needs lm-evaluation-harness: pip install"
+      " 'dape_jax[lm_eval]'"
+  ) from error
+
+
+def _positive(name: str, value: Any) -> int:
+  if not str(value).isdecimal() or int(value) == 0:
+    raise ConfigError(f"{name}={value}: must be a whole number above 0.")
+  return int(value)
+
+
+@register_model("dape_jax")
+class DapeJaxLM(TemplateLM):
+  """A checkpoint as a model of the harness.
+
+  Every text begins at position 0. A token of a continuation sees the whole
+  context and the continuation before it; an empty context is the tokenizer's
+  EOS token, as in the harness' own models. A document (loglikelihood_rolling)
+  is read behind EOS, once and whole, through the cache: each token sees all
+  before it.
+
+  With max_length, contexts are cut at the left, which is logged, and documents
+  are read in the harness' windows, each of which predicts max_length tokens:
+  the first begins with EOS, the others with the last token of the window
+  before, so that a token sees 1 to max_length tokens. The last window is filled
+  up with earlier tokens at its left.
+
+  Under dynamic NTK a text counts as long as the next power of two, from 64 on.
+  Up to rounding, results do not depend on the batch size, except under DAPE V2
+  with edge="zero"; random draws do, and on the harness' --seed (of NumPy).
+  """
+
+  def __init__(
+      self,
+      checkpoint: str,
+      batch_size: int | str = 1,
+      max_length: int | None = None,
+      max_gen_toks: int = 256,
+      device: str | None = None,
+      max_batch_size: int | None = None,
+  ):
+    """Loads a checkpoint.
+
+    Args:
+      checkpoint: workdir of a training run, its `checkpoints` folder, or one
+        step in there.
+      batch_size: texts read at a time, at most.
+      max_length: inputs per text, at most; None: no limit.
+      max_gen_toks: tokens to write where a task gives no limit.
+      device: of no effect, as the harness always gives one, "cuda:0" if nobody
+        does; JAX chooses, or the environment variable JAX_PLATFORMS.
+      max_batch_size: of --batch_size=auto, which is not supported.
+
+    Raises:
+      ConfigError: an argument is wrong, or the checkpoint is.
+    """
+    super().__init__()
+    if max_batch_size is not None:
+      raise ConfigError("--max_batch_size: give --batch_size a number instead.")
+    self.batch_size = _positive("batch_size", batch_size)
+    self.max_gen_toks = _positive("max_gen_toks", max_gen_toks)
+    self.max_length = None
+    if max_length is not None:
+      self.max_length = _positive("max_length", max_length)
+    self._run = load_run(str(checkpoint))
+    settings = self._run.config.data
+    if not isinstance(settings, DataConfig):
+      raise ConfigError(
+          f"checkpoint {checkpoint} was trained on task {settings.task}; give"
+          " one that was trained on text."
+      )
+    self._ids = make_tokenizer(settings.tokenizer)
+    self._model = Transformer(self._run.config.model)
+    self._params = jax.device_put(self._run.params, jax.local_devices()[0])
+
+  @property
+  def eot_token_id(self) -> int:
+    return self._ids.eos
+
+  @property
+  def tokenizer_name(self) -> str:
+    return f"dape_jax_{self._ids.name}"
+
+  def tok_encode(
+      self, string: str, add_special_tokens: bool | None = None, **kwargs
+  ) -> list[int]:
+    """Returns the ids of the text in UTF-8; never adds special tokens."""
+    return self._ids.encode(string.encode()).tolist()
+
+  def apply_chat_template(self, chat_history, add_generation_prompt=True):
+    raise NotImplementedError(
+        "models of dape_jax are trained on plain text and have no chat"
+        " template; leave out --apply_chat_template."
+    )
+
+  def chat_template(self, chat_template: bool | str = False) -> str | None:
+    return self.apply_chat_template([]) if chat_template else ""
+
+  def get_model_info(self) -> dict[str, Any]:
+    """Returns what the harness notes down with its results."""
+    config = self._run.config
+    return {
+        "model_num_parameters": sum(
+            x.size for x in jax.tree.leaves(self._params)
+        ),
+        "model_dtype": config.model.dtype,
+        "encoding": config.model.encoding,
+        "train_length": config.data.length,
+        "max_length": self.max_length,
+        "step": self._run.step,
+        "dape_jax_version": dape_jax.__version__,
+    }
+
+  def _loglikelihood_tokens(
+      self, requests, disable_tqdm: bool = False, **kwargs
+  ) -> list[tuple[float, bool]]:
+    """Returns log-likelihood in nats and is_greedy of each continuation."""
+    scored = [len(target) for *_, target in requests]
+    texts = cut_left(
+        # A context of spaces only is empty: they go to the continuation.
+        [(c or [self._ids.eos]) + target for _, c, target in requests],
+        # The last target is not read.
+        limit=self.max_length and self.max_length + 1,
+        needed=max(scored, default=0) + 1,
+    )
+    readings = [Reading(*reading) for reading in zip(texts, scored)]
+    # The probability of nothing is 1.
+    answers = [(0.0, True)] * len(requests)
+    for i, *answer in self._read(readings, disable_tqdm):
+      answers[i] = tuple(answer)
+      self.cache_hook.add_partial("loglikelihood", requests[i][0], answers[i])
+    return answers
+
+  def loglikelihood_rolling(
+      self, requests, disable_tqdm: bool = False
+  ) -> list[float]:
+    """Returns the log-likelihood of each document, in nats."""
+    readings, documents = [], []
+    for i, request in enumerate(requests):
+      tokens = self.tok_encode(*request.args)
+      for inputs, targets in get_rolling_token_windows(
+          tokens, self.prefix_token_id, self.max_length or len(tokens) or 1, 1
+      ):
+        readings.append(Reading([*inputs, targets[-1]], len(targets)))
+        documents.append(i)
+    answers = [0.0] * len(requests)
+    for i, log_likelihood, _ in self._read(readings, disable_tqdm):
+      answers[documents[i]] += log_likelihood
+    return answers
+
+  def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
+    """Returns what the model writes after each context."""
+    groups = collections.defaultdict(list)
+    for i, request in enumerate(requests):
+      kwargs = normalize_gen_kwargs(request.args[1], self.max_gen_toks)
+      groups[generation_of(kwargs)].append(i)
+    answers = [""] * len(requests)
+    bar = tqdm.tqdm(
+        total=len(requests), desc="generate_until", disable=disable_tqdm
+    )
+    for generation, members in groups.items():
+      contexts = [self.tok_encode(requests[i].args[0]) for i in members]
+      prompts = cut_left(
+          [context or [self._ids.eos] for context in contexts],
+          limit=self.max_length and self.max_length - generation.max_new_tokens,
+          needed=1,
+      )
+      ends = [self.tok_encode(text) for text in generation.until]
+      for i, tokens in write_texts(
+          self._model,
+          self._params,
+          prompts,
+          generation,
+          batch_size=self.batch_size,
+          # Longer strings are looked for when all is written.
+          stop_tokens=[self._ids.eos, *(e[0] for e in ends if len(e) == 1)],
+          vocab_size=self._ids.vocab_size,
+      ):
+        text = self._ids.decode(tokens).decode(errors="replace")
+        text = postprocess_generated_text(text, list(generation.until), None)
+        answers[members[i]] = text
+        self.cache_hook.add_partial(
+            "generate_until", requests[members[i]].args, text
+        )
+        bar.update()
+    bar.close()
+    return answers
+
+  def _read(self, readings: list[Reading], disable_tqdm: bool):
+    return tqdm.tqdm(
+        read_texts(
+            self._model, self._params, readings, batch_size=self.batch_size
+        ),
+        total=sum(reading.scored > 0 for reading in readings),
+        desc="loglikelihood",
+        disable=disable_tqdm,
+    )
+
+
+def main() -> None:
+  """Runs the harness' command, which reads sys.argv."""
+  cli.run(lambda _: cli_evaluate(), ["lm_eval"])
+
+
+if __name__ == "__main__":
+  main()

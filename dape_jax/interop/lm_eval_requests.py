@@ -1,0 +1,247 @@
+"""Texts to read and to write for lm-evaluation-harness, in few batches."""
+
+import collections
+import functools
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dape_jax.errors import ConfigError, did_you_mean
+from dape_jax.evaluation.perplexity import make_segment_scores
+from dape_jax.models.layer_encodings import check_positions
+from dape_jax.models.sampler import generate
+
+logger = logging.getLogger(__name__)
+
+# Tokens of a text that are read at a time, at most.
+_CHUNK = 512
+# Shorter texts count as this long, and share their programs.
+_SHORTEST = 64
+# A model's programs are compiled once.
+_segment_scores_of = functools.cache(make_segment_scores)
+
+
+class Reading(NamedTuple):
+  """A text to read.
+
+  Attributes:
+    tokens: ids.
+    scored: how many of the last ones are predicted, each from all before it.
+  """
+
+  tokens: list[int]
+  scored: int
+
+
+class Generation(NamedTuple):
+  """How a text is written.
+
+  Attributes:
+    until: strings; the text ends before the first one.
+    max_new_tokens, temperature, top_k, top_p: see `sampler.generate`.
+  """
+
+  until: tuple[str, ...]
+  max_new_tokens: int
+  temperature: float
+  top_k: int
+  top_p: float
+
+
+_GENERATION_KWARGS = (
+    "do_sample",
+    "max_gen_toks",
+    "temperature",
+    "top_k",
+    "top_p",
+    "until",
+)
+
+
+def generation_of(gen_kwargs: Mapping[str, Any]) -> Generation:
+  """Returns what a request's generation_kwargs ask for.
+
+  Args:
+    gen_kwargs: as the harness' `normalize_gen_kwargs` gives them: `until`,
+      `max_gen_toks`, `do_sample`; perhaps `temperature`, 0 (the likeliest
+      token) if left out; `top_k`; `top_p`.
+
+  Raises:
+    ConfigError: they ask for something else.
+  """
+  kwargs = dict(gen_kwargs)
+  # Some tasks say that they want no beam search.
+  if kwargs.pop("num_beams", 1) != 1:
+    raise ConfigError("gen_kwargs num_beams: there is no beam search; set 1.")
+  for name in kwargs:
+    if name not in _GENERATION_KWARGS:
+      raise ConfigError(
+          f"gen_kwargs {name} is not supported."
+          f"{did_you_mean(name, _GENERATION_KWARGS)}"
+      )
+  temperature = float(kwargs.get("temperature", 0.0))
+  return Generation(
+      until=tuple(text for text in kwargs["until"] if text),
+      max_new_tokens=kwargs["max_gen_toks"],
+      temperature=temperature if kwargs["do_sample"] else 0.0,
+      top_k=int(kwargs.get("top_k", 0)),
+      top_p=float(kwargs.get("top_p", 1.0)),
+  )
+
+
+def cut_left(
+    texts: list[list[int]], *, limit: int | None, needed: int
+) -> list[list[int]]:
+  """Returns the last `limit` tokens of each text; None is all of them.
+
+  Says how many are cut.
+
+  Raises:
+    ConfigError: a text needs `needed` tokens, and the limit is below.
+  """
+  if limit is None:
+    return texts
+  if limit < needed:
+    raise ConfigError(
+        f"max_length leaves {limit} tokens for a text that needs {needed}; make"
+        f" it larger by {needed - limit} or more."
+    )
+  num_cut = sum(len(text) > limit for text in texts)
+  if num_cut:
+    logger.warning(
+        "max_length: %d of %d texts are cut at the left to %d tokens.",
+        num_cut,
+        len(texts),
+        limit,
+    )
+  return [text[-limit:] for text in texts]
+
+
+def _power_of_two(number: int) -> int:
+  """Returns the smallest power of two from `number` on; that is at least 1."""
+  return 1 << (number - 1).bit_length()
+
+
+def batches_by_length(
+    lengths: Sequence[int], batch_size: int
+) -> list[tuple[int, list[int]]]:
+  """Returns batches of texts that have the same next power of two of tokens.
+
+  So few shapes are compiled, and which power that is does not depend on the
+  other texts.
+
+  Args:
+    lengths: of the texts, in tokens.
+    batch_size: texts in a batch, at most.
+
+  Returns:
+    [(power of two, indices into `lengths`)], longest texts first: if they do
+    not fit into memory, this shows at once. The power is at least 64.
+  """
+  buckets = collections.defaultdict(list)
+  for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+    length = max(lengths[index], _SHORTEST)
+    buckets[_power_of_two(length)].append(index)
+  return [
+      (bucket, indices[first : first + batch_size])
+      for bucket, indices in buckets.items()
+      for first in range(0, len(indices), batch_size)
+  ]
+
+
+def read_texts(
+    model: Any,
+    params: Any,
+    readings: Sequence[Reading],
+    *,
+    batch_size: int,
+) -> Iterator[tuple[int, float, bool]]:
+  """Yields index, log-likelihood and is_greedy of readings, longest first.
+
+  A reading that scores nothing is left out. Log-likelihoods are in nats, sums
+  over the scored tokens; greedy is a reading whose scored tokens all are the
+  likeliest ones.
+
+  Args:
+    model: `models.Transformer`.
+    params: its parameters.
+    readings: what to read.
+    batch_size: texts read at a time, at most.
+
+  Raises:
+    ConfigError: an encoding has no numbers for so long a text.
+  """
+  wanted = [i for i, reading in enumerate(readings) if reading.scored]
+  lengths = [len(readings[i].tokens) - 1 for i in wanted]
+  longest = max(lengths, default=0)
+  check_positions(model.config, longest, f"a text of {longest} tokens")
+  non_finite = 0
+  for bucket, batch in batches_by_length(lengths, batch_size):
+    # Empty rows, so that few batch sizes are compiled.
+    rows = min(_power_of_two(len(batch)), batch_size)
+    token_rows = np.zeros((rows, lengths[batch[0]] + 1), np.int32)
+    row_lengths, scored = np.zeros((2, rows), int)
+    for row, i in enumerate(batch):
+      row_lengths[row] = lengths[i]
+      token_rows[row, : lengths[i] + 1], scored[row] = readings[wanted[i]]
+    scores = _segment_scores_of(model.at_length(bucket))(
+        params, token_rows, row_lengths, scored, min(_CHUNK, bucket)
+    )
+    for i, (nats, is_top) in zip(batch, scores):
+      log_likelihood = -float(nats.sum(dtype=np.float64))
+      non_finite += not math.isfinite(log_likelihood)
+      yield wanted[i], log_likelihood, bool(is_top.all())
+  if non_finite:
+    logger.warning(
+        "%d of %d log-likelihoods are not finite; nor are scores made of them.",
+        non_finite,
+        len(wanted),
+    )
+
+
+def write_texts(
+    model: Any,
+    params: Any,
+    prompts: Sequence[Sequence[int]],
+    generation: Generation,
+    *,
+    batch_size: int,
+    stop_tokens: Sequence[int],
+    vocab_size: int,
+) -> Iterator[tuple[int, np.ndarray]]:
+  """Yields index and new tokens of each prompt, the longest first.
+
+  Each batch is seeded from `np.random`, which the harness seeds.
+
+  Args:
+    model: `models.Transformer`.
+    params: its parameters.
+    prompts: token ids, at least one each.
+    generation: `until` is not looked at.
+    batch_size: texts written at a time, at most.
+    stop_tokens, vocab_size: see `sampler.generate`.
+
+  Raises:
+    ConfigError: see `sampler.generate`.
+  """
+  lengths = [len(prompt) + generation.max_new_tokens for prompt in prompts]
+  for bucket, batch in batches_by_length(lengths, batch_size):
+    # The first text again, so that few batch sizes are compiled.
+    rows = min(_power_of_two(len(batch)), batch_size)
+    repeated = batch + batch[:1] * (rows - len(batch))
+    new = generate(
+        model.at_length(bucket),
+        params,
+        [np.array(prompts[i], np.int32) for i in repeated],
+        max_new_tokens=generation.max_new_tokens,
+        temperature=generation.temperature,
+        top_k=generation.top_k,
+        top_p=generation.top_p,
+        seed=int(np.random.randint(2**32, dtype=np.uint32)),
+        stop_tokens=stop_tokens,
+        vocab_size=vocab_size,
+    )
+    yield from zip(batch, new)

@@ -1,0 +1,134 @@
+"""Which token comes next: the likeliest, or drawn by temperature and cuts."""
+
+import math
+from collections.abc import Sequence
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dape_jax.errors import ConfigError
+
+
+@flax.struct.dataclass
+class Sampling:
+  """How tokens are drawn; arrays, so that other numbers compile nothing.
+
+  Attributes:
+    key: of `jax.random`.
+    temperature, top_k, top_p: scalars, see `generate`.
+    allowed_V: bool, which tokens may be drawn.
+    stops_V: bool, which ones end a row.
+  """
+
+  key: jax.Array
+  temperature: jax.Array
+  top_k: jax.Array
+  top_p: jax.Array
+  allowed_V: jax.Array
+  stops_V: jax.Array
+
+
+def make_sampling(
+    vocab_size: int,
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    stop_tokens: Sequence[int],
+    num_allowed: int | None,
+) -> Sampling:
+  """Returns the arrays of `sampler.generate`'s settings.
+
+  Raises:
+    ConfigError: one of them is wrong.
+  """
+  if num_allowed is None:
+    num_allowed = vocab_size
+  temperature_fits = math.isfinite(temperature) and temperature >= 0
+  for name, value, fits, valid in (
+      ("temperature", temperature, temperature_fits, "0 or more, and finite"),
+      ("top_k", top_k, top_k >= 0, "1 or more, or 0 for all tokens"),
+      ("top_p", top_p, 0 < top_p <= 1, "above 0 and up to 1, for all tokens"),
+      ("seed", seed, 0 <= seed < 2**32, "0 to 2**32 - 1"),
+      (
+          "vocab_size",
+          num_allowed,
+          1 <= num_allowed <= vocab_size,
+          f"1 to {vocab_size}, the rows of the model's head",
+      ),
+  ):
+    if not fits:
+      raise ConfigError(f"{name}={value}: must be {valid}.")
+  check_ids("stop_tokens", np.asarray(stop_tokens), vocab_size)
+  ids_V = np.arange(vocab_size)
+  if temperature < np.finfo(np.float32).tiny:
+    temperature = 0  # What is smaller is 0 to some operations only.
+  return Sampling(
+      jax.random.key(np.uint32(seed)),
+      temperature=np.float32(temperature),
+      top_k=np.int32(min(top_k, vocab_size)),
+      top_p=np.float32(top_p),
+      allowed_V=ids_V < num_allowed,
+      stops_V=np.isin(ids_V, stop_tokens),
+  )
+
+
+def check_ids(name: str, ids: np.ndarray, vocab_size: int) -> None:
+  """Raises a ConfigError, which begins with `name`, for what is no token id."""
+  is_whole = not ids.size or np.issubdtype(ids.dtype, np.integer)
+  if ids.ndim != 1 or not is_whole:
+    raise ConfigError(f"{name}: must be a row of whole numbers, token ids.")
+  for token in ids[(ids < 0) | (ids >= vocab_size)]:
+    raise ConfigError(
+        f"{name} has id {token}: the model's are 0 to {vocab_size - 1}."
+    )
+
+
+def cut_logits(
+    logits_V: jax.Array,
+    temperature: jax.Array,
+    top_k: jax.Array,
+    top_p: jax.Array,
+) -> jax.Array:
+  """Returns (logits - max) / temperature, -inf where a cut leaves none, [V].
+
+  Top-k keeps the k likeliest tokens, of equal ones those with lower ids. Of what
+  it keeps, with probabilities that sum to 1 again, top-p keeps the fewest
+  likeliest whose sum reaches p, at least one.
+
+  Source: top-k, Fan et al. 2018, section 5.4, arXiv 1805.04833; top-p (nucleus),
+  Holtzman et al. 2020, section 3.1, arXiv 1904.09751.
+
+  Args:
+    logits_V: float32.
+    temperature: above 0.
+    top_k: int32, 0 keeps all.
+    top_p: in (0, 1], 1 keeps all.
+  """
+  # Without the largest a small temperature would make several of them infinite.
+  scaled_V = (logits_V - logits_V.max()) / temperature
+  order_V = jnp.argsort(-scaled_V)
+  kept_V = (top_k == 0) | (jnp.arange(len(order_V)) < top_k)
+  probs_V = jax.nn.softmax(jnp.where(kept_V, scaled_V[order_V], -jnp.inf))
+  before_V = jnp.cumsum(probs_V) - probs_V
+  # Rounded sums may reach 1 before the last token.
+  kept_V = kept_V & ((before_V < top_p) | (top_p >= 1))
+  kept_V = kept_V.at[0].set(True)
+  kept_V = jnp.zeros_like(kept_V).at[order_V].set(kept_V)
+  return jnp.where(kept_V, scaled_V, -jnp.inf)
+
+
+def next_token(
+    logits_V: jax.Array, key: jax.Array, sampling: Sampling
+) -> jax.Array:
+  """Returns the token that is drawn with `key`, int32 scalar."""
+  logits_V = jnp.where(sampling.allowed_V, logits_V, -jnp.inf)
+  cuts = sampling.temperature, sampling.top_k, sampling.top_p
+  return jax.lax.cond(
+      sampling.temperature > 0,
+      lambda: jax.random.categorical(key, cut_logits(logits_V, *cuts)),
+      lambda: logits_V.argmax(),
+  ).astype(jnp.int32)

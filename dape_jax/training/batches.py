@@ -1,0 +1,76 @@
+"""The batches of a run: of text, or of a generated task."""
+
+import functools
+
+import jax
+
+from dape_jax.config import DataConfig, ExperimentConfig, TaskConfig
+from dape_jax.data import TaskBatches, TrainBatches, load_corpus, tasks
+from dape_jax.errors import ConfigError
+
+
+def row_length(config: DataConfig | TaskConfig) -> int:
+  """Returns how many tokens a training row has."""
+  return config.row_length if isinstance(config, TaskConfig) else config.length
+
+
+def _check_size(field: str, size: int, needed: int, of: str, fix: int) -> None:
+  if size < needed:
+    raise ConfigError(
+        f"config.model.{field}={size} is less than the {needed} of {of}; use"
+        f" {fix}."
+    )
+
+
+def make_batches(
+    config: ExperimentConfig,
+) -> tuple[TrainBatches | TaskBatches, TrainBatches | TaskBatches]:
+  """Returns the batches of training and those of validation.
+
+  Runs with different seeds have the same validation.
+
+  Raises:
+    ConfigError: the model has too few ids for them, or see `load_corpus`.
+  """
+  sharing = dict(
+      length=config.data.length,
+      batch_size=config.train.batch_size,
+      process_index=jax.process_index(),
+      process_count=jax.process_count(),
+  )
+  vocab_size = config.model.vocab_size
+  if isinstance(config.data, TaskConfig):
+    task = tasks.make(config.data.task)
+    of = f"config.data.task={config.data.task!r}"
+    needed = task.vocab_size
+    _check_size("vocab_size", vocab_size, needed, of, needed)
+    outputs = config.model.num_outputs or vocab_size
+    needed = task.num_outputs
+    _check_size("num_outputs", outputs, needed, of, needed)
+    batches = functools.partial(
+        TaskBatches,
+        config.data.task,
+        lengths_per_batch=config.data.lengths_per_batch,
+        **sharing,
+    )
+    # No run has this seed.
+    return batches(seed=config.seed), batches(seed=2**32)
+  corpus = load_corpus(
+      source=config.data.source,
+      tokenizer=config.data.tokenizer,
+      data_dir=config.data.dir,
+  )
+  _check_size(
+      "vocab_size",
+      vocab_size,
+      corpus.tokenizer.vocab_size,
+      f"config.data.tokenizer={config.data.tokenizer!r}",
+      corpus.tokenizer.padded_vocab_size,
+  )
+  batches = functools.partial(
+      TrainBatches, packing=config.data.packing, **sharing
+  )
+  return (
+      batches(corpus.split("train"), seed=config.seed),
+      batches(corpus.split("validation"), seed=0),
+  )

@@ -1,0 +1,117 @@
+"""Checkpoints of untrained models, and eval.py to call on them."""
+
+import dataclasses
+import importlib.util
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from absl.testing import flagsaver
+
+from dape_jax import cli, data
+from dape_jax.config import (
+    DataConfig,
+    ExperimentConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TaskConfig,
+    TrainConfig,
+)
+from dape_jax.config_dict import experiment_to_dict
+from dape_jax.data import sources
+from dape_jax.models import Transformer
+from dape_jax.training.checkpoint import Checkpoints
+from dape_jax.training.state import init_state
+
+_MODEL = ModelConfig(
+    num_layers=1,
+    width=16,
+    num_heads=2,
+    encoding="kerple_log",
+    dtype="float32",
+)
+_SCRIPT = pathlib.Path(__file__).parents[2] / "eval.py"
+
+
+def _documents(seed):
+  rng = np.random.default_rng(seed)
+  return [
+      data.Document(
+          f"{split}/{number}.py",
+          split,
+          split,
+          rng.integers(97, 105, length).astype(np.uint8).tobytes(),
+      )
+      for split in ("train", "validation", "test")
+      for number, length in enumerate((100, 700, 400))
+  ]
+
+
+@pytest.fixture(scope="session")
+def documents():
+  """Returns the function that makes a corpus of a seed."""
+  return _documents
+
+
+@pytest.fixture(scope="session")
+def evaluate_main():
+  spec = importlib.util.spec_from_file_location("eval_script", _SCRIPT)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module.main
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory):
+  """Folder with runs a (trained at 16), seed1 (a with another seed), b (at 32),
+  other (another corpus) and task (no text).
+  """
+  root = tmp_path_factory.mktemp("runs")
+  for name, text in (("data.txt", b"abcd" * 125), ("more.txt", b"efgh" * 80)):
+    (root / name).write_bytes(text)
+  init = jax.jit(
+      lambda seed: init_state(Transformer(_MODEL), optax.sgd(0.1), seed)
+  )
+  with pytest.MonkeyPatch.context() as patch:
+    for name, length, seed, of_text in (
+        ("a", 16, 0, 0),
+        ("seed1", 16, 1, 0),
+        ("b", 32, 0, 0),
+        ("other", 16, 0, 1),
+        ("task", 16, 0, None),
+    ):
+      state = dataclasses.replace(init(seed), step=jnp.asarray(3, jnp.int32))
+      text = DataConfig(length=length, dir=str(root / "data"))
+      fingerprint = None
+      if of_text is None:
+        text = TaskConfig(task="parity_check")
+      else:
+        patch.setitem(sources.SOURCES, "code", lambda n=of_text: _documents(n))
+        fingerprint = data.load_corpus("code", "bytes", text.dir).fingerprint
+      config = ExperimentConfig(
+          _MODEL, text, OptimizerConfig(), TrainConfig(), seed
+      )
+      with Checkpoints(root / name / "checkpoints", keep=2) as checkpoints:
+        checkpoints.save(
+            state, experiment_to_dict(config), {"fingerprint": fingerprint}
+        )
+  return root
+
+
+@pytest.fixture
+def evaluate(evaluate_main, root, monkeypatch, capsys):
+  """Runs eval.py; returns its exit status, stdout and stderr."""
+  monkeypatch.setitem(sources.SOURCES, "code", lambda: _documents(0))
+  monkeypatch.chdir(root)
+
+  @flagsaver.flagsaver
+  def call(*arguments):
+    with pytest.raises(SystemExit) as exit_:
+      cli.run(evaluate_main, ["eval.py", *arguments])
+    out, err = capsys.readouterr()
+    return exit_.value.code or 0, out, err
+
+  return call

@@ -1,0 +1,47 @@
+"""Rows come back as they were put; damaged ones do not."""
+
+import json
+import math
+
+import pytest
+
+from dape_jax.evaluation.row_files import RowFiles
+
+_KEY = {"text": "abc", "length": 128, "regions": [[0, 0, 128]]}
+_ROW = {"nats": [0.1, math.inf, -1e300], "seconds": 1 / 3, "positions": None}
+
+
+def test_rows_come_back(tmp_path):
+  files = RowFiles(tmp_path / "rows")
+  assert files.get(_KEY) is None
+  files.put(_KEY, _ROW)
+  assert files.get(_KEY) == _ROW
+  assert RowFiles(tmp_path / "rows").get(dict(reversed(_KEY.items()))) == _ROW
+  for field, other in (("text", "abd"), ("length", 256), ("regions", [])):
+    assert files.get(_KEY | {field: other}) is None
+  files.put(_KEY, {"nats": [math.nan]})
+  assert math.isnan(files.get(_KEY)["nats"][0])
+  [path] = (tmp_path / "rows").iterdir()
+  assert json.loads(path.read_text())["key"] == _KEY
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace("0.1", "0.2"),
+        lambda text: text.replace('"row"', '"raw"'),
+        lambda text: "[]",
+        lambda text: "\x80",
+    ],
+)
+def test_damage_is_said(tmp_path, capsys, damage):
+  files = RowFiles(tmp_path)
+  files.put(_KEY, _ROW)
+  [path] = tmp_path.iterdir()
+  path.write_text(damage(path.read_text()), encoding="latin-1")
+  assert files.get(_KEY) is None
+  assert capsys.readouterr().err == f"{path} is damaged; it is made again.\n"
+  files.put(_KEY, _ROW)
+  assert files.get(_KEY) == _ROW
