@@ -180,7 +180,7 @@ def main(argv: list[str]) -> None:
 
   # Through the host: arrays that go from all devices to one keep the mesh of all
   # in their type, which position checks would run on.
-  params = jax.device_put(jax.device_get(run.params), jax.local_devices()[0])
+  params = jax.device_put(run.params, jax.local_devices()[0])
   written = generate(
       Transformer(run.config.model),
       params,

@@ -209,8 +209,8 @@ def load_for_evaluation(
       finished step is taken) or `checkpoints/STEP`.
 
   Returns:
-    The experiment's config, the nested dict of float32 parameters (replicated
-    over all devices) and the step.
+    The experiment's config, the nested dict of float32 parameters (NumPy, for
+    any device: an array of a mesh takes the mesh along) and the step.
 
   Raises:
     ConfigError: there is no finished checkpoint, it is damaged, or its tensors
@@ -226,4 +226,4 @@ def load_for_evaluation(
   items = _restore(
       folder, {"params": variables["params"]}, partitioning.make_mesh()
   )
-  return config, items["params"], int(folder.name)
+  return config, jax.device_get(items["params"]), int(folder.name)
