@@ -1,5 +1,7 @@
 # make demo: train three encodings on this machine and see how they extrapolate.
 # make test: lint and run the tests. Both make their own .venv from $(PYTHON).
+# make length-tasks, make code-lm: the comparisons of docs/results, hours each; the
+# same command goes on where it stopped.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +10,11 @@ RUNS ?= runs/demo
 ENCODINGS := rope kerple_log dape_kerple_log
 LENGTHS := 128,256,...,8192
 
-.PHONY: demo test lint clean
+ALL_ENCODINGS := nope rope alibi kerple_log fire fox dape_alibi dape_kerple_log \
+  dape_fire dape_v2_kerple_log dape_static_kerple_log
+SEEDS := 0 1 2
+
+.PHONY: demo test lint clean length-tasks code-lm
 
 demo: $(VENV)/.ready
 	@set -e; for encoding in $(ENCODINGS); do \
@@ -18,6 +24,33 @@ demo: $(VENV)/.ready
 	$(BIN)/python eval.py --lengths=$(LENGTHS) --regions=8 \
 	  --output=$(RUNS)/comparison \
 	  --compare $(addprefix $(RUNS)/,$(ENCODINGS))
+
+empty :=
+comma := ,
+commas = $(subst $(empty) ,$(comma),$(strip $(1)))
+
+length-tasks: GRID := $(BIN)/python -m dape_jax.evaluation.che \
+  --config=configs/length_tasks.py --times=1,2,4,8,16 --samples=256
+length-tasks: $(VENV)/.ready
+	$(GRID) --output=runs/length_tasks \
+	  --tasks=even_pairs,flip_flop,copy,passkey,bucket_sort,reverse_string \
+	  --encodings=$(call commas,$(ALL_ENCODINGS) t5) --seeds=$(call commas,$(SEEDS))
+	$(GRID) --output=runs/length_tasks_long --set=train.steps=3000 \
+	  --tasks=copy,even_pairs,flip_flop --seeds=0,1,2,3,4 \
+	  --encodings=kerple_log,dape_kerple_log,dape_v2_kerple_log,dape_static_kerple_log
+	for name in length_tasks length_tasks_long; do mkdir -p docs/results/$$name && \
+	  cp runs/$$name/*.json runs/$$name/*.md runs/$$name/*.png docs/results/$$name; done
+
+code-lm: $(VENV)/.ready
+	@set -e; for seed in $(SEEDS); do for encoding in $(ALL_ENCODINGS); do \
+	  $(BIN)/python train.py --config=configs/code_lm.py:$$encoding \
+	    --config.seed=$$seed --workdir=runs/code_lm/$$encoding/seed$$seed; \
+	done; done
+	$(BIN)/python eval.py --lengths=128,256,...,16384 --regions=12 \
+	  --output=runs/code_lm/comparison --compare $(foreach encoding,\
+	  $(ALL_ENCODINGS),$(foreach seed,$(SEEDS),runs/code_lm/$(encoding)/seed$(seed)))
+	mkdir -p docs/results/code_lm
+	cd runs/code_lm/comparison && cp *.json *.md *.png $(CURDIR)/docs/results/code_lm
 
 test: lint
 	$(BIN)/python -m pytest -n auto

@@ -14,6 +14,7 @@ same command goes on where it stopped.
 """
 
 import pathlib
+import sys
 
 from absl import flags
 
@@ -89,7 +90,9 @@ def main(argv: list[str]) -> None:
       for folder in (_CHECKPOINT.value or _COMPARE.value, *argv[1:])
   ]
   output = pathlib.Path(_OUTPUT.value or found[0].workdir / "evaluation")
+  # Before hours of work are spent on what cannot be kept.
   report.make_folder(output)
+  report.make_folder(output / "rows")
   settings = extrapolation.Settings(
       lengths=lengths,
       protocol=_PROTOCOL.value,
@@ -104,8 +107,17 @@ def main(argv: list[str]) -> None:
       chunk=_CHUNK.value,
   )
   results = extrapolation.evaluate_runs(found, settings, output)
-  print(report.table(results), *report.write(results, output), sep="\n")
+  try:
+    paths = report.write(results, output)
+  except OSError as error:
+    raise ConfigError(
+        f"--output={output}: {error.strerror}; the same command makes the"
+        " report from what was read, once it can be written."
+    ) from error
+  print(report.table(results), *paths, sep="\n")
 
 
 if __name__ == "__main__":
+  # What the terminal has no letter for is shown as "?".
+  sys.stdout.reconfigure(errors="replace")
   cli.run(main)

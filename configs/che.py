@@ -20,7 +20,12 @@ Hardware and time: an accelerator; on 2 CPU cores about 4 steps a second.
 
 import ml_collections
 
-from dape_jax.config_files import encoding_options, parse_arguments
+from dape_jax.config_files import (
+    choice,
+    encoding_options,
+    parse_arguments,
+    whole_number,
+)
 from dape_jax.data import tasks
 
 LENGTH = 40
@@ -34,6 +39,7 @@ DEFAULTS = dict(
 
 def get_config(arguments: str = "") -> ml_collections.ConfigDict:
   given = parse_arguments(arguments, DEFAULTS)
+  form = choice(given, "form", ("encoder", "decoder"))
   task = tasks.make(given["task"])
   config = ml_collections.ConfigDict()
   config.seed = 0
@@ -48,7 +54,7 @@ def get_config(arguments: str = "") -> ml_collections.ConfigDict:
       encoding_options=encoding_options(given["encoding"], LENGTH),
       share_encoding=False,
       windows=(0,),
-      causal=given["form"] != "encoder",
+      causal=form == "decoder",
       norm="post",
       activation="relu",
       dropout=0.1,
@@ -78,7 +84,7 @@ def get_config(arguments: str = "") -> ml_collections.ConfigDict:
       eval_batches=16,
       checkpoint_every=1000,
       keep_checkpoints=1,
-      max_position=int(given["max_position"]),
+      max_position=whole_number(given, "max_position"),
       loss_mean="row",
   )
   return config

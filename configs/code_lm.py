@@ -6,7 +6,7 @@ The text behind the colon is the encoding (default dape_kerple_log). The compari
 of docs/results/code_lm.md; `make results-code-lm` trains all of its encodings and
 seeds, and evaluates them to 16,384 tokens.
 
-Hardware and time: 2 CPU cores, 5 to 8 minutes.
+Hardware and time: 2 CPU cores, 4 to 6 minutes.
 """
 
 import ml_collections
@@ -49,7 +49,7 @@ def get_config(encoding: str = "dape_kerple_log") -> ml_collections.ConfigDict:
   config.optimizer = dict(
       learning_rate=3e-3,
       final_learning_rate=3e-4,
-      warmup_steps=60,
+      warmup_steps=40,
       beta1=0.9,
       beta2=0.95,
       eps=1e-8,
@@ -58,11 +58,11 @@ def get_config(encoding: str = "dape_kerple_log") -> ml_collections.ConfigDict:
       clip_norm=1.0,
   )
   config.train = dict(
-      steps=600,
+      steps=400,
       batch_size=32,
       accumulation=1,
       log_every=20,
-      eval_every=150,
+      eval_every=100,
       eval_batches=8,
       checkpoint_every=100,
       keep_checkpoints=1,

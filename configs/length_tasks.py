@@ -20,7 +20,13 @@ from dape_jax.data import tasks
 
 DEFAULTS = dict(task="even_pairs", encoding="dape_kerple_log")
 # Longest problems of training.
-LENGTHS = {"flip_flop": 32, "passkey": 64}
+LENGTHS = {
+    "flip_flop": 32,
+    "passkey": 64,
+    "needle_single": 64,
+    "needle_multi_key": 64,
+    "needle_multi_value": 64,
+}
 DEFAULT_LENGTH = 16
 
 

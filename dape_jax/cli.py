@@ -30,7 +30,8 @@ def run(
   """Parses absl flags, calls `main(arguments left over)` and exits.
 
   Exit status: what `main` returns (None is 0); 2 with one line on stderr for bad
-  input (a ConfigError or a flag that cannot be parsed); 130 after Ctrl-C.
+  input (a ConfigError or a flag that cannot be parsed); 130 after Ctrl-C; 141
+  when standard output is a pipe that nobody reads.
 
   Args:
     main: gets argv as absl would give it, program name first.
@@ -61,7 +62,14 @@ def run(
     message = f"--config: {type(cause).__name__}: {cause} ({where})"
     _fail(script, ConfigError(message))
   try:
-    sys.exit(main(arguments))
+    status = main(arguments)
+    sys.stdout.flush()
+    sys.exit(status)
+  except BrokenPipeError:
+    # Who reads the output, such as head, has enough of it. What is left would
+    # fail once more at the end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(141)
   except ConfigError as e:
     _fail(script, e)
   except KeyboardInterrupt:

@@ -65,7 +65,8 @@ def experiment_from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
           f"config.{key} is not a setting.{did_you_mean(key, valid)}"
       )
   classes = dict(_SECTIONS)
-  if "task" in values.get("data", {}):
+  data = values.get("data")
+  if isinstance(data, Mapping) and "task" in data:
     classes["data"] = TaskConfig
   sections = {
       name: _section_from_dict(name, cls, values.get(name, {}))

@@ -1,5 +1,6 @@
 """What config files share: their argument, and options of encodings."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dape_jax import encodings
@@ -39,6 +40,34 @@ def parse_arguments(text: str, defaults: dict[str, str]) -> dict[str, str]:
     else:
       values[name] += f",{part.strip()}"
   return values
+
+
+def choice(
+    arguments: Mapping[str, str], name: str, choices: Sequence[str]
+) -> str:
+  """Returns the argument called `name`, one of `choices`.
+
+  Raises:
+    ConfigError: it is none of them.
+  """
+  value = arguments[name]
+  if value not in choices:
+    raise ConfigError(
+        f"--config: {name}={value} is unknown.{did_you_mean(value, choices)}"
+    )
+  return value
+
+
+def whole_number(arguments: Mapping[str, str], name: str) -> int:
+  """Returns the argument called `name`, a number 0, 1, 2, ...
+
+  Raises:
+    ConfigError: it is none.
+  """
+  value = arguments[name]
+  if not value.isdecimal():
+    raise ConfigError(f"--config: {name}={value} is not a whole number from 0.")
+  return int(value)
 
 
 def encoding_options(encoding: str, train_length: int) -> dict[str, Any]:

@@ -73,12 +73,21 @@ class TaskBatches:
 
     Raises:
       ConfigError: unknown task, or batch_size is not a multiple of
-        process_count.
+        process_count and of lengths_per_batch.
     """
+    if not 0 <= process_index < process_count:
+      raise ValueError(
+          f"process_index={process_index} is not in [0, {process_count})."
+      )
     if batch_size < 1 or batch_size % process_count:
       raise ConfigError(
           f"config.train.batch_size={batch_size}: must be a positive multiple"
           f" of the number of processes, {process_count}."
+      )
+    if lengths_per_batch < 1 or batch_size % lengths_per_batch:
+      raise ConfigError(
+          f"config.data.lengths_per_batch={lengths_per_batch}: must divide"
+          f" config.train.batch_size={batch_size}."
       )
     self._task: Task = make(task)
     self._row_length = self._task.row_length(length)
@@ -100,6 +109,8 @@ class TaskBatches:
     Returns:
       See `padded_rows`.
     """
+    if step < 0:
+      raise IndexError(f"step={step} must not be negative.")
     state = self._state
     rng = np.random.default_rng([state["seed"], step])
     limits = self._task.min_length, state["length"]

@@ -15,8 +15,9 @@ def randomized_positions(
 ) -> Positions:
   """Returns positions drawn from 0..max_length - 1, in the order of the text.
 
-  Each row draws T of them without replacement, all sets equally likely, and
-  sorts them; the token at position p of its document gets number p. So a model
+  Each row draws as many of them as its longest document has tokens, without
+  replacement, all sets equally likely, and sorts them; the token at position p of
+  its document gets number p, whatever padding follows. So a model
   trained on short text meets the positions of long text (section 3). For
   training; read with the positions as they are.
 
@@ -46,8 +47,11 @@ def randomized_positions(
     )
 
   def one_row(key, positions):
-    # The T largest of random numbers: no sort of all max_length.
+    # Where the T largest random numbers are, from the largest on: a sample in
+    # random order, without a sort of all max_length.
     _, drawn = jax.lax.top_k(jax.random.bits(key, (max_length,)), length)
+    num_used = jnp.max(positions, initial=-1) + 1
+    drawn = jnp.where(jnp.arange(length) < num_used, drawn, max_length)
     drawn = jnp.sort(drawn)
     index = jnp.where(positions < 0, length, positions)
     drawn = drawn.at[index].get(mode="fill", fill_value=-1)

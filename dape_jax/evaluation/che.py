@@ -40,8 +40,11 @@ _CONFIG = flags.DEFINE_string(
 _TASKS = flags.DEFINE_list("tasks", list(tasks.CHE_TASKS), "Names of tasks.")
 _ENCODINGS = flags.DEFINE_list("encodings", [], "Names of encodings.")
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of the runs.")
-_SET = flags.DEFINE_list(
-    "set", [], "SECTION.SETTING=VALUE changes a setting of all configs."
+_SET = flags.DEFINE_multi_string(
+    "set",
+    [],
+    "SECTION.SETTING=VALUE changes a setting of all configs; again for"
+    " another.",
 )
 _LENGTHS = flags.DEFINE_string(
     "lengths", None, 'Lengths to score, "41-500" or "64,128"; default 41-500.'
@@ -56,6 +59,13 @@ _BATCH_SIZE = flags.DEFINE_integer(
 _OUTPUT = flags.DEFINE_string("output", None, "Folder of the runs and tables.")
 _SCORE = flags.DEFINE_string("score", None, "Workdir of one run to score.")
 
+# Settings that have a flag of their own.
+_GRID = {
+    "seed": "--seeds",
+    "data.task": "--tasks",
+    "model.encoding": "--encodings",
+}
+
 
 def _whole(flag: str, item: str, least: int) -> int:
   if not item.strip().isdecimal() or int(item) < least:
@@ -66,7 +76,8 @@ def _whole(flag: str, item: str, least: int) -> int:
 def _lengths(train_length: int) -> list[int]:
   """Returns the lengths that the flags ask for."""
   if _TIMES.value:
-    return [train_length * _whole("times", x, 1) for x in _TIMES.value]
+    times = {_whole("times", x, 1) for x in _TIMES.value}
+    return sorted(train_length * n for n in times)
   lengths = []
   for item in (_LENGTHS.value or "41-500").split(","):
     first, dash, last = item.partition("-")
@@ -74,7 +85,13 @@ def _lengths(train_length: int) -> list[int]:
     lengths += range(
         first, _whole("lengths", last, first) + 1 if dash else first + 1
     )
-  return lengths
+  return sorted(set(lengths))
+
+
+def _check_once(flag: str, values: list) -> None:
+  for value in values:
+    if values.count(value) > 1:
+      raise ConfigError(f"--{flag}: {value} is given twice.")
 
 
 def _get_config(path: str, task: str, encoding: str) -> dict[str, Any]:
@@ -83,12 +100,18 @@ def _get_config(path: str, task: str, encoding: str) -> dict[str, Any]:
   if spec is None or not pathlib.Path(path).is_file():
     raise ConfigError(f"--config={path} is no Python file.")
   module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  config = module.get_config(f"task={task},encoding={encoding}")
+  try:
+    spec.loader.exec_module(module)
+    config = module.get_config(f"task={task},encoding={encoding}")
+  except Exception as error:
+    kind = "" if isinstance(error, ConfigError) else type(error).__name__ + ": "
+    raise ConfigError(f"--config={path}: {kind}{error}") from error
   for change in _SET.value:
     name, equals, value = change.partition("=")
     if not equals:
       raise ConfigError(f"--set={change}: write SECTION.SETTING=VALUE.")
+    if name in _GRID:
+      raise ConfigError(f"--set={change}: give {_GRID[name]}.")
     with contextlib.suppress(SyntaxError, ValueError):  # Else it is a name.
       value = ast.literal_eval(value)
     try:
@@ -105,6 +128,15 @@ def main(argv: list[str]) -> None:
     raise ConfigError("give either --lengths or --times.")
   for name in _TASKS.value:
     tasks.make(name)
+  seeds = [_whole("seeds", seed, 0) for seed in _SEEDS.value]
+  _check_once("tasks", _TASKS.value)
+  _check_once("encodings", _ENCODINGS.value)
+  _check_once("seeds", seeds)
+  for name in ("config", "tasks", "encodings", "seeds", "set", "output"):
+    if _SCORE.value and flags.FLAGS[name].present:
+      raise ConfigError(f"--{name} is of a grid; --score is of one run.")
+  if not _SCORE.value and not (_ENCODINGS.value and _OUTPUT.value):
+    raise ConfigError("a grid needs --encodings=NAME,NAME and --output=DIR.")
   # JAX takes seconds to start; a wrong flag is told at once.
   from dape_jax.evaluation import task_grid, task_report
 
@@ -112,14 +144,12 @@ def main(argv: list[str]) -> None:
   if _SCORE.value:
     print(task_report.report(task_grid.score_run(_SCORE.value, scoring)))
     return
-  if not (_ENCODINGS.value and _OUTPUT.value):
-    raise ConfigError("a grid needs --encodings=NAME,NAME and --output=DIR.")
   output = pathlib.Path(_OUTPUT.value)
   results = task_grid.run_grid(
       lambda task, encoding: _get_config(_CONFIG.value, task, encoding),
       task_names=_TASKS.value,
       encodings=_ENCODINGS.value,
-      seeds=[_whole("seeds", seed, 0) for seed in _SEEDS.value],
+      seeds=seeds,
       scoring=scoring,
       output=output,
   )

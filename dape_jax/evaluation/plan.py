@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,11 +54,10 @@ class Plan:
     return [
         [
             segment
-            for region in self.regions
-            if region.document == document
+            for region in regions
             for segment in segments_of(region, length)
         ]
-        for document in self.documents
+        for _, regions in itertools.groupby(self.regions, lambda r: r.document)
     ]
 
   def crops(self, length: int, train_length: int) -> Readings:

@@ -85,7 +85,8 @@ def make_groups(
       row = {"length": of_length[0]["length"]}
       for field in ("perplexity", "crop_perplexity"):
         values = [r[field] for r in of_length]
-        with np.errstate(invalid="ignore"):  # Infinite ones have no deviation.
+        # Infinite ones have no deviation, and of huge ones it may be infinite.
+        with np.errstate(invalid="ignore", over="ignore"):
           std = float(np.std(values, ddof=1)) if len(values) > 1 else None
         row |= {f"{field}_mean": float(np.mean(values)), f"{field}_std": std}
       rows.append(row)

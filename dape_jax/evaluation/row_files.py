@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from dape_jax.errors import ConfigError
+
 
 def _digest(value: Any) -> str:
   text = json.dumps(value, sort_keys=True)
@@ -45,10 +47,20 @@ class RowFiles:
     return None
 
   def put(self, key: Mapping[str, Any], row: Any) -> None:
-    """Writes `row`, of what JSON has, atomically."""
+    """Writes `row`, of what JSON has, atomically.
+
+    Raises:
+      ConfigError: it cannot be written, as on a full disk.
+    """
     document = {"key": key, "row": row, "sha256": _digest([key, row])}
-    self._folder.mkdir(parents=True, exist_ok=True)
     path = self._path(key)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(document, indent=1) + "\n")
-    os.replace(partial, path)
+    try:
+      self._folder.mkdir(parents=True, exist_ok=True)
+      partial.write_text(json.dumps(document, indent=1) + "\n")
+      os.replace(partial, path)
+    except OSError as error:
+      raise ConfigError(
+          f"{path}: {error.strerror}; the same command goes on from the rows"
+          " before, once it can be written."
+      ) from error

@@ -87,6 +87,7 @@ class RunReader:
             "depths": list(_DEPTHS),
             "samples": samples,
             "seed": _RETRIEVAL_SEED,
+            **self._chunk_key(run),
         }
         for task in retrieval
         for n in retrieval_lengths
@@ -134,7 +135,13 @@ class RunReader:
         "regions": [list(region) for region in plan.regions],
         "length": length,
         "train_length": run.config.data.length,
+        **self._chunk_key(run),
     }
+
+  def _chunk_key(self, run: Run) -> dict[str, Any]:
+    """Returns the chunk for those whose numbers depend on it."""
+    edge = run.config.model.encoding_options.get("edge")
+    return {"chunk": self._chunk} if edge == "zero" else {}
 
   def _known(self, what: str, length: int, key: dict[str, Any]) -> Any | None:
     row = self._files.get(key)

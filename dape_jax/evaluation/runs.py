@@ -12,6 +12,7 @@ from dape_jax.config_dict import experiment_from_dict
 from dape_jax.errors import ConfigError
 from dape_jax.training import checkpoint
 from dape_jax.training.checkpoint_paths import step_folder
+from dape_jax.training.state import bit_checksum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,11 @@ def load_params(run: Run) -> Any:
         f"{run.checkpoint} has got step {step} since step {run.step} was looked"
         " up: name the step, as in checkpoints/STEP."
     )
+  if int(bit_checksum(params)) != run.checksum:
+    raise ConfigError(
+        f"{run.checkpoint} has got other parameters since it was looked up, as"
+        " of another training: start again when that has ended."
+    )
   return params
 
 
@@ -84,6 +90,8 @@ def load_run(path: str) -> Run:
 def run_names(runs: Sequence[Run]) -> list[str]:
   """Returns for each run the shortest end of its path that is unique.
 
+  None is "crop", which is the baseline. What cannot be printed is "?".
+
   Raises:
     ConfigError: the same checkpoint is there twice.
   """
@@ -93,13 +101,17 @@ def run_names(runs: Sequence[Run]) -> list[str]:
     *parents, name = run.workdir.parts
     if workdirs[run.workdir] > 1:
       name += f"@{run.step}"
-    parts.append((*parents, name))
+    parts.append(tuple(_printable(part) for part in (*parents, name)))
   for depth in range(1, max(map(len, parts)) + 1):
     names = ["/".join(p[-depth:]) for p in parts]
-    if len(set(names)) == len(runs):
+    if len(set(names)) == len(runs) and "crop" not in names:
       return names
   twice = collections.Counter(parts).most_common(1)[0][0]
   raise ConfigError(f"--compare: {'/'.join(twice[1:])} is given twice.")
+
+
+def _printable(name: str) -> str:
+  return "".join(c if c.isprintable() else "?" for c in name)
 
 
 def load_corpus_of(runs: Sequence[Run], data_dir: str) -> data.Corpus:

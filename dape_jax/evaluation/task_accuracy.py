@@ -1,5 +1,6 @@
 """Accuracy of a trained model on generated tasks, by length."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,35 @@ from dape_jax.errors import ConfigError
 _SEED = 2**32 + 1
 
 
+def longest_row(
+    task_name: str, lengths: Sequence[int], max_position: int = 0
+) -> int:
+  """Returns how many tokens the longest row has of problems of these lengths.
+
+  Raises:
+    ConfigError: the task has no problems so short or so long, or there are fewer
+      randomized positions (`max_position`, 0 for none).
+  """
+  row_length = max(map(tasks.make(task_name).row_length, lengths))
+  if max_position and max_position < row_length:
+    raise ConfigError(
+        f"--lengths: rows of {row_length} tokens, but"
+        f" config.train.max_position={max_position}: use shorter problems."
+    )
+  return row_length
+
+
+def padded_length(row_length: int, longest: int) -> int:
+  """Returns the smallest of longest, longest / 4, longest / 16 ... that holds a row.
+
+  Compiling takes longer than reading short rows, and shorter than reading them at
+  the length of the longest.
+  """
+  while row_length <= longest // 4:
+    longest //= 4
+  return longest
+
+
 def task_accuracy(
     model: Any,
     params: Any,
@@ -27,8 +57,8 @@ def task_accuracy(
 ) -> list[dict[str, Any]]:
   """Returns how often the most probable answer is the right one, by length.
 
-  The problems depend on nothing but the task, the length and `samples`. Rows are
-  padded to the longest, so that one program reads all.
+  The problems and their positions depend on nothing but the task, the length and
+  `samples`. Rows are padded to one of few lengths, so that few programs read all.
 
   Args:
     model: `model.apply({"params": params}, tokens, segment_ids=, positions=)`
@@ -47,21 +77,19 @@ def task_accuracy(
     answers right / problems).
 
   Raises:
-    ConfigError: longer problems than there are randomized positions.
+    ConfigError: see `longest_row`.
   """
   task = tasks.make(task_name)
-  row_length = max(task.row_length(length) for length in lengths)
-  if max_position and max_position < row_length:
-    raise ConfigError(
-        f"--lengths: rows of {row_length} tokens, but"
-        f" config.train.max_position={max_position}: use shorter problems."
-    )
+  longest = longest_row(task_name, lengths, max_position)
   batch_size = min(batch_size, samples)
 
   @jax.jit
-  def answers(params, tokens_BxT, segment_ids_BxT, positions_BxT, key):
+  def answers(params, tokens_BxT, segment_ids_BxT, positions_BxT, key, rows_B):
     if max_position:
-      positions_BxT = randomized_positions(key, positions_BxT, max_position)
+      # A key for each row, so that they do not depend on the batches.
+      keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, rows_B)
+      draw = functools.partial(randomized_positions, max_length=max_position)
+      positions_BxT = jax.vmap(draw)(keys_B, positions_BxT)
     logits_BxTxV = model.apply(
         {"params": params},
         tokens_BxT,
@@ -70,9 +98,11 @@ def task_accuracy(
     )
     return logits_BxTxV.argmax(-1)
 
-  def is_right(examples, first):
+  def is_right(examples, length):
     """Returns whether each place's answer is right, bool [samples, T]."""
-    rows = padded_rows(examples, row_length)
+    rows = padded_rows(
+        examples, padded_length(task.row_length(length), longest)
+    )
     right = []
     for begin in range(0, samples, batch_size):
       batch = [
@@ -81,8 +111,9 @@ def task_accuracy(
       ]
       missing = batch_size - len(batch[0])
       batch = [np.pad(x, ((0, missing), (0, 0))) for x in batch]
-      key = jax.random.fold_in(jax.random.key(first), begin)
-      right.append(np.asarray(answers(params, *batch, key)))
+      key = jax.random.key(length)
+      indices = np.arange(begin, begin + batch_size)
+      right.append(np.asarray(answers(params, *batch, key, indices)))
     return np.concatenate(right)[:samples] == rows["targets"]
 
   results = []

@@ -20,7 +20,7 @@ from dape_jax.config import ExperimentConfig, TaskConfig
 from dape_jax.config_dict import experiment_from_dict, experiment_to_dict
 from dape_jax.data import tasks
 from dape_jax.errors import ConfigError
-from dape_jax.evaluation.task_accuracy import task_accuracy
+from dape_jax.evaluation.task_accuracy import longest_row, task_accuracy
 from dape_jax.models import Transformer
 from dape_jax.models.layer_encodings import check_positions
 from dape_jax.training import checkpoint, loop
@@ -44,6 +44,26 @@ class Scoring:
   batch_size: int
 
 
+def _longest_rows(config: ExperimentConfig, scoring: Scoring) -> dict[str, int]:
+  """Returns the tokens of the longest row, by name of each task to score.
+
+  These are the task of the config and the task's variants.
+
+  Raises:
+    ConfigError: the model or a task has no such lengths.
+  """
+  lengths = scoring.lengths(config.data.length)
+  name = config.data.task
+  rows = {
+      scored_on: longest_row(scored_on, lengths, config.train.max_position)
+      for scored_on in (name, *tasks.make(name).variants)
+  }
+  longest = max(rows.values())
+  what = f"--lengths: rows of {longest} tokens of {name}"
+  check_positions(config.model, longest, what)
+  return rows
+
+
 def score_run(workdir: str | os.PathLike[str], scoring: Scoring):
   """Returns the accuracies of a trained run, one dict for each task scored.
 
@@ -52,8 +72,8 @@ def score_run(workdir: str | os.PathLike[str], scoring: Scoring):
   max_position, chance, chance_by_place and rows, see `task_accuracy`.
 
   Raises:
-    ConfigError: no finished checkpoint, it is of text, or the encoding has no
-      numbers for so many positions.
+    ConfigError: no finished checkpoint, it is of text, or the model or a task
+      has no such lengths.
   """
   config, params, step = checkpoint.load_for_evaluation(step_folder(workdir))
   data = config.data
@@ -63,12 +83,8 @@ def score_run(workdir: str | os.PathLike[str], scoring: Scoring):
         f" --checkpoint={workdir}."
     )
   lengths = list(scoring.lengths(data.length))
-  names = (data.task, *tasks.make(data.task).variants)
   results = []
-  for name in names:
-    longest = max(map(tasks.make(name).row_length, lengths))
-    what = f"rows of {longest} tokens of {workdir}"
-    check_positions(config.model, longest, what)
+  for name, longest in _longest_rows(config, scoring).items():
     rows = task_accuracy(
         Transformer(config.model).at_length(longest),
         params,
@@ -115,21 +131,27 @@ def run_grid(
     output: folder of the runs.
 
   Returns:
-    The dicts of `score_run`, with train_seconds (0 if the training was there).
+    The dicts of `score_run`, with train_seconds: of the call that scored the run,
+    next to nothing if the training was there.
 
   Raises:
-    ConfigError: a setting is wrong, told before anything is trained; or a run
-      does not learn (its loss is not finite).
+    ConfigError: a setting is wrong, told before anything is trained; what is in
+      the folder was made with other settings; or a run does not learn (its loss
+      is not finite).
   """
   configs = {
       (task, name): experiment_from_dict(make_config(task, name))
       for task in task_names
       for name in encodings
   }
-  cells = list(itertools.product(seeds, task_names, encodings))
+  for config in configs.values():
+    _longest_rows(config, scoring)
+  cells = {
+      cell: dataclasses.replace(configs[cell[1:]], seed=cell[0])
+      for cell in itertools.product(seeds, task_names, encodings)
+  }
   results = []
-  for number, (seed, task, name) in enumerate(cells, 1):
-    config = dataclasses.replace(configs[task, name], seed=seed)
+  for number, ((seed, task, name), config) in enumerate(cells.items(), 1):
     workdir = output / task / name / f"seed{seed}"
     cell = _known(workdir, config, scoring)
     if cell is None:
@@ -156,7 +178,7 @@ def _known(workdir, config, scoring) -> list[dict[str, Any]] | None:
     stored = json.loads(path.read_text())
     if stored["made_with"] == _key(config, scoring):
       return stored["results"]
-  except FileNotFoundError:
+  except (FileNotFoundError, NotADirectoryError):
     return None
   except (ValueError, KeyError, TypeError):
     print(f"{path} is damaged; scored again.", file=sys.stderr)
@@ -167,8 +189,10 @@ def _train_and_score(config, workdir, scoring) -> list[dict[str, Any]]:
   began = time.monotonic()
   try:
     loop.train(config, workdir)
-  except loop.NonFiniteLossError as error:
-    raise ConfigError(f"{workdir}: {error}") from error
+  except (ConfigError, loop.NonFiniteLossError) as error:
+    # The flag of the grid is another.
+    message = str(error).replace("--workdir", "--output")
+    raise ConfigError(f"{workdir}: {message}") from error
   seconds = time.monotonic() - began
   results = [
       r | {"train_seconds": seconds} for r in score_run(workdir, scoring)

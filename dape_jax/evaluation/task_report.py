@@ -2,7 +2,7 @@
 
 import collections
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,6 @@ from dape_jax.evaluation.report import accuracy_figure
 from dape_jax.evaluation.task_accuracy import mean_accuracy
 
 Results = Sequence[dict[str, Any]]
-
-
-def _grouped(results: Results, *fields: str) -> dict[tuple, list]:
-  groups = collections.defaultdict(list)
-  for result in results:
-    groups[tuple(result[field] for field in fields)].append(result)
-  return groups
 
 
 def _markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -31,38 +24,65 @@ def _markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
   return "\n".join([lines[0], rule, *lines[1:]])
 
 
+def _grouped(results: Results, key: Callable) -> dict[str, list]:
+  groups = collections.defaultdict(list)
+  for result in results:
+    groups[key(result)].append(result)
+  return groups
+
+
+def _title(result: dict[str, Any]) -> str:
+  """Returns the task scored, with the task of training if it is another."""
+  task, scored_on = result["task"], result["scored_on"]
+  return scored_on if task == scored_on else f"{scored_on} after {task}"
+
+
+def _by_task(results: Results) -> dict[str, list]:
+  """Returns the results of each table: scored on a task after the same one."""
+  return _grouped(results, _title)
+
+
+def _by_encoding(results: Results) -> dict[str, list]:
+  return _grouped(results, lambda result: result["encoding"])
+
+
 def papers_table(results: Results) -> str:
   """Returns tasks down, encodings across: best and mean over seeds.
 
   Of the mean accuracy over the lengths beyond the training length, in percent, as
   the tables of arXiv 2305.16843 and 2405.14722 have it.
   """
-  groups = _grouped(results, "scored_on", "task", "encoding")
   encodings = list(dict.fromkeys(r["encoding"] for r in results))
-  kinds = _grouped(results, "scored_on", "task", "form", "train_length")
   rows = []
-  for scored_on, task, form, train_length in kinds:
+  for title, runs in _by_task(results).items():
     cells = []
     for encoding in encodings:
-      runs = groups.get((scored_on, task, encoding), [])
-      scores = [100 * mean_accuracy(r["rows"], train_length) for r in runs]
-      cells.append(f"{max(scores):.1f} / {np.mean(scores):.1f}" if runs else "")
-    rows.append([scored_on, form, *cells])
+      scores = [
+          100 * mean_accuracy(r["rows"], r["train_length"])
+          for r in runs
+          if r["encoding"] == encoding
+      ]
+      cells.append(
+          f"{max(scores):.1f} / {np.mean(scores):.1f}" if scores else ""
+      )
+    rows.append([title, runs[0]["form"], *cells])
   return _markdown(["task", "form", *encodings], rows)
 
 
-def task_table(results: Results, scored_on: str) -> str:
+def task_table(results: Results) -> str:
   """Returns encodings down, lengths across: mean and sample std over seeds.
 
   The last two columns are the best and the mean seed of the mean over the lengths
   beyond the training length.
+
+  Args:
+    results: of one task.
   """
-  results = [r for r in results if r["scored_on"] == scored_on]
   lengths = [row["length"] for row in results[0]["rows"]]
   # A range of hundreds of lengths has no column for each.
   shown = lengths if len(lengths) <= 10 else []
   rows = []
-  for (encoding,), runs in _grouped(results, "encoding").items():
+  for encoding, runs in _by_encoding(results).items():
     accuracies = np.array([[x["accuracy"] for x in r["rows"]] for r in runs])
     means = accuracies.mean(axis=0)
     stds = accuracies.std(axis=0, ddof=1) if len(runs) > 1 else None
@@ -106,17 +126,15 @@ def report(results: Results) -> str:
       "Accuracy beyond the training length in percent, mean over lengths; best /"
       f" mean of {len(seeds)} seeds.\n\n{papers_table(results)}"
   ]
-  for (scored_on,), runs in _grouped(results, "scored_on").items():
-    parts.append(
-        f"## {scored_on}\n\n{_heading(runs)}\n\n{task_table(runs, scored_on)}"
-    )
+  for title, runs in _by_task(results).items():
+    parts.append(f"## {title}\n\n{_heading(runs)}\n\n{task_table(runs)}")
   return "\n\n".join(parts) + "\n"
 
 
 def write_figures(results: Results, folder: pathlib.Path) -> list[pathlib.Path]:
   """Draws accuracy over length, a PNG file a task; returns their paths."""
   paths = []
-  for (scored_on,), runs in _grouped(results, "scored_on").items():
+  for title, runs in _by_task(results).items():
     rows = [
         {
             "label": encoding,
@@ -125,13 +143,13 @@ def write_figures(results: Results, folder: pathlib.Path) -> list[pathlib.Path]:
                 [row["accuracy"] for row in run["rows"]] for run in group
             ],
         }
-        for (encoding,), group in _grouped(runs, "encoding").items()
+        for encoding, group in _by_encoding(runs).items()
     ]
-    paths.append(folder / f"{scored_on}.png")
+    paths.append(folder / f"{title.replace(' ', '_')}.png")
     accuracy_figure(
         rows,
         paths[-1],
-        title=f"{scored_on} ({runs[0]['form']})",
+        title=f"{title} ({runs[0]['form']})",
         train_length=runs[0]["train_length"],
         chance=runs[0]["chance"],
     )

@@ -1,6 +1,5 @@
 """Which token comes next: the likeliest, or drawn by temperature and cuts."""
 
-import math
 from collections.abc import Sequence
 
 import flax.struct
@@ -9,6 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dape_jax.errors import ConfigError
+
+# Logits divided by more are not told apart by float32.
+_HOTTEST = 1e30
 
 
 @flax.struct.dataclass
@@ -47,9 +49,8 @@ def make_sampling(
   """
   if num_allowed is None:
     num_allowed = vocab_size
-  temperature_fits = math.isfinite(temperature) and temperature >= 0
   for name, value, fits, valid in (
-      ("temperature", temperature, temperature_fits, "0 or more, and finite"),
+      ("temperature", temperature, 0 <= temperature <= _HOTTEST, "0 to 1e30"),
       ("top_k", top_k, top_k >= 0, "1 or more, or 0 for all tokens"),
       ("top_p", top_p, 0 < top_p <= 1, "above 0 and up to 1, for all tokens"),
       ("seed", seed, 0 <= seed < 2**32, "0 to 2**32 - 1"),

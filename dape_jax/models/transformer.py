@@ -157,7 +157,7 @@ class Transformer(nn.Module):
     # An id outside the vocabulary is NaN, not the nearest row.
     tokens = jnp.where(tokens < 0, self.config.vocab_size, tokens)
     x_BxTxD = (
-        self.embedding.astype(dtype)
+        jnp.asarray(self.embedding, dtype)  # A checkpoint's are NumPy.
         .at[tokens]
         .get(mode="fill", fill_value=jnp.nan)
     )

@@ -33,9 +33,11 @@ def test_all_positions_are_drawn_where_there_are_just_enough():
   np.testing.assert_array_equal(drawn, positions)
 
 
-def test_subsets_are_equally_likely():
+@pytest.mark.parametrize("padding", [0, 2])
+def test_subsets_are_equally_likely(padding):
   rows = 20_000
-  drawn = draw(jax.random.key(1), jnp.arange(3), 6, rows)
+  positions = jnp.array([0, 1, 2] + [0] * padding)
+  drawn = draw(jax.random.key(1), positions, 6, rows)[:, :3]
   assert drawn.shape == (rows, 3)
   subsets, counts = np.unique(np.asarray(drawn), axis=0, return_counts=True)
   expected = list(itertools.combinations(range(6), 3))

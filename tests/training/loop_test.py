@@ -10,7 +10,7 @@ import pytest
 
 from dape_jax.config_dict import experiment_from_dict
 from dape_jax.errors import ConfigError
-from dape_jax.training import checkpoint, loop
+from dape_jax.training import batches, checkpoint, loop
 
 
 class _InterruptedError(Exception):
@@ -19,16 +19,16 @@ class _InterruptedError(Exception):
 
 @pytest.fixture(autouse=True)
 def _tiny_corpus(tiny_corpus, monkeypatch):
-  monkeypatch.setattr(loop, "load_corpus", lambda **_: tiny_corpus)
+  monkeypatch.setattr(batches, "load_corpus", lambda **_: tiny_corpus)
 
 
 @pytest.fixture
 def train_until(monkeypatch):
   """Returns a function: train, interrupted when a step asks for its batch."""
-  batches = loop.TrainBatches
+  train_batches = batches.TrainBatches
 
   def train(config, workdir, step):
-    class Interrupted(batches):
+    class Interrupted(train_batches):
 
       def __getitem__(self, index):
         if index == step:
@@ -36,7 +36,7 @@ def train_until(monkeypatch):
         return super().__getitem__(index)
 
     with monkeypatch.context() as patch:
-      patch.setattr(loop, "TrainBatches", Interrupted)
+      patch.setattr(batches, "TrainBatches", Interrupted)
       with pytest.raises(_InterruptedError):
         loop.train(config, workdir)
 
@@ -48,7 +48,7 @@ def whole(make_config, tiny_corpus, tmp_path_factory):
   """The workdir of an uninterrupted run; tests that change it take a copy."""
   workdir = tmp_path_factory.mktemp("whole")
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(loop, "load_corpus", lambda **_: tiny_corpus)
+    patch.setattr(batches, "load_corpus", lambda **_: tiny_corpus)
     loop.train(make_config(), workdir)
   return workdir
 
@@ -119,7 +119,7 @@ def test_another_corpus_is_refused(
     finished, make_config, make_corpus, monkeypatch, tmp_path
 ):
   other = make_corpus(tmp_path / "data", seed=1)
-  monkeypatch.setattr(loop, "load_corpus", lambda **_: other)
+  monkeypatch.setattr(batches, "load_corpus", lambda **_: other)
   with pytest.raises(ConfigError, match="fingerprint"):
     loop.train(make_config(), finished)
 

@@ -47,8 +47,11 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def plain(text: str) -> str:
-  """Returns the text such that matplotlib reads no formula in it."""
-  return text.replace("$", r"\$")
+  """Returns the text such that matplotlib reads no formula in it.
+
+  What is no text, as bytes of a folder's name may be, is "?".
+  """
+  return text.encode(errors="replace").decode().replace("$", r"\$")
 
 
 def finite(values: Sequence[float]) -> np.ndarray:

@@ -16,6 +16,9 @@ from dape_jax.evaluation.report.page import page
 from dape_jax.evaluation.report.results_file import write_json
 from dape_jax.evaluation.report.subjects import subjects
 
+# Whatever the terminal's is; folders may have names that are no text.
+_UTF8 = {"encoding": "utf-8", "errors": "replace"}
+
 
 def _file_name(task: str) -> str:
   return "".join(c if c.isalnum() or c in "-_" else "-" for c in task)
@@ -106,9 +109,10 @@ def write(results: dict[str, Any], folder: os.PathLike) -> list[pathlib.Path]:
   shown, folded = tables.main_tables(results), details.detail_tables(results)
   table_path = folder / "table.md"
   table_path.write_text(
-      f"{tables.summary(results)}\n\n" + "\n".join(map(as_markdown, shown))
+      f"{tables.summary(results)}\n\n" + "\n".join(map(as_markdown, shown)),
+      **_UTF8,
   )
   pictures = _draw(results, folder)
   page_path = folder / "report.html"
-  page_path.write_text(page(results, pictures, shown, folded))
+  page_path.write_text(page(results, pictures, shown, folded), **_UTF8)
   return [json_path, table_path, *pictures, page_path]

@@ -146,7 +146,7 @@ def read_json(path: os.PathLike) -> dict[str, Any]:
 
 
 def make_folder(folder: os.PathLike) -> None:
-  """Creates the folder of results, before hours of work are spent on them.
+  """Creates a folder of results.
 
   Raises:
     ConfigError: it cannot be written to.

@@ -74,8 +74,8 @@ class Subject:
 
 def mean_and_std(values: Sequence[float]) -> Value:
   """Returns the mean of one value or more, and their standard deviation."""
-  # Of infinite values NumPy warns; their deviation is NaN as it should be.
-  with np.errstate(invalid="ignore"):
+  # Infinite values have no deviation, and that of huge ones may be infinite.
+  with np.errstate(invalid="ignore", over="ignore"):
     std = float(np.std(values, ddof=1)) if len(values) > 1 else None
   return Value(float(np.mean(values)), std)
 
