@@ -65,7 +65,9 @@ _BATCH_SIZE = flags.DEFINE_integer(
 )
 _CHUNK = flags.DEFINE_integer("chunk", 512, "Tokens read at a time.", 1)
 _OUTPUT = flags.DEFINE_string(
-    "output", None, "Folder of results; default: evaluation in the workdir."
+    "output",
+    None,
+    "Folder of results; default: evaluation/SPLIT_PROTOCOL_stepN in the workdir.",
 )
 
 
@@ -76,6 +78,11 @@ def main(argv: list[str]) -> None:
     raise ConfigError(f"{argv[1]!r}: several runs need --compare DIR DIR ...")
   if _COMPARE.value is not None and not (argv[1:] and _OUTPUT.value):
     raise ConfigError("--compare needs two folders or more, and --output=DIR.")
+  for name in "text", "retrieval":
+    if flags.FLAGS[name].present and not flags.FLAGS[name].value:
+      raise ConfigError(
+          f"--{name} is empty: name one or more, or leave it out."
+      )
   for name in "split", "data_dir":
     if _TEXT.value and flags.FLAGS[name].present:
       raise ConfigError(f"--{name} is of the corpus, which --text replaces.")
@@ -89,7 +96,10 @@ def main(argv: list[str]) -> None:
       runs.find_run(folder)
       for folder in (_CHECKPOINT.value or _COMPARE.value, *argv[1:])
   ]
-  output = pathlib.Path(_OUTPUT.value or found[0].workdir / "evaluation")
+  what = "text" if _TEXT.value else _SPLIT.value
+  name = f"{what}_{_PROTOCOL.value}_step{found[0].step}"
+  folder = found[0].workdir / "evaluation" / name
+  output = pathlib.Path(_OUTPUT.value or folder)
   # Before hours of work are spent on what cannot be kept.
   report.make_folder(output)
   report.make_folder(output / "rows")

@@ -1,15 +1,24 @@
 """How the scripts start and how they fail."""
 
+import argparse
 import ast
 import os
 import pathlib
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from absl import flags
 
 from dape_jax.errors import ConfigError, first_cause
+
+
+class ArgumentParser(argparse.ArgumentParser):
+  """Of commands that absl's flags do not suit; what is wrong is a ConfigError."""
+
+  def error(self, message: str) -> NoReturn:
+    raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
 def _one_line(error: BaseException) -> str:

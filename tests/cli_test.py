@@ -90,3 +90,16 @@ def test_bad_flags(command, message, tmp_path):
   assert done.stderr.count("\n") == 1
   assert message.replace("\n", " ") in done.stderr
   assert "Traceback" not in done.stderr
+
+
+def test_output_that_nobody_reads():
+  script = "from dape_jax import cli; cli.run(lambda _: print('text'), ['x'])"
+  with subprocess.Popen(
+      [sys.executable, "-c", script],
+      cwd=ROOT,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+  ) as process:
+    process.stdout.close()
+    assert process.wait() == 141
+    assert not process.stderr.read()

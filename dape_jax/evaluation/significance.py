@@ -10,6 +10,8 @@ import numpy.typing as npt
 _CONFIDENCE = 0.95
 _RESAMPLES = 10_000
 _FLIPS = 10_000
+# Drawn at a time, so that thousands of documents take little memory.
+_BLOCK = 500
 # 2^16 sign vectors are enumerated; more documents are sampled.
 _MAX_EXACT = 16
 # Of all drawings: the same numbers give the same statistics.
@@ -37,8 +39,11 @@ def bootstrap_mean(
   if not np.isfinite(sums_D).all():
     return np.nan, np.nan
   rng = np.random.default_rng(_SEED)
-  drawn_RxD = rng.integers(len(sums_D), size=(_RESAMPLES, len(sums_D)))
-  means_R = sums_D[drawn_RxD].sum(1) / counts_D[drawn_RxD].sum(1)
+  means = []
+  for _ in range(_RESAMPLES // _BLOCK):
+    drawn_RxD = rng.integers(len(sums_D), size=(_BLOCK, len(sums_D)))
+    means.append(sums_D[drawn_RxD].sum(1) / counts_D[drawn_RxD].sum(1))
+  means_R = np.concatenate(means)
   tail = (1 - _CONFIDENCE) / 2
   low, high = np.quantile(means_R, [tail, 1 - tail])
   return float(low), float(high)
@@ -67,11 +72,14 @@ def sign_flip_p_value(differences: npt.ArrayLike) -> float:
     return float("nan")
   exact = num <= _MAX_EXACT
   if exact:
-    flips_FxD = np.arange(2**num)[:, None] >> np.arange(num) & 1
+    flips = [np.arange(2**num)[:, None] >> np.arange(num) & 1]
   else:
     rng = np.random.default_rng(_SEED)
-    flips_FxD = rng.integers(2, size=(_FLIPS, num), dtype=np.int8)
-  totals_F = np.abs((1.0 - 2.0 * flips_FxD) @ differences_D)
+    sizes = [(_BLOCK, num)] * (_FLIPS // _BLOCK)
+    flips = (rng.integers(2, size=size, dtype=np.int8) for size in sizes)
+  totals_F = np.abs(
+      np.concatenate([(1.0 - 2.0 * block) @ differences_D for block in flips])
+  )
   # Equal totals differ by the order of their sums.
   rounding = 1e-12 * np.abs(differences_D).sum()
   count = int((totals_F >= abs(differences_D.sum()) - rounding).sum())

@@ -13,7 +13,6 @@ import codecs
 import os
 import pathlib
 import sys
-from typing import NoReturn
 
 from dape_jax import cli
 from dape_jax.errors import ConfigError
@@ -22,15 +21,8 @@ from dape_jax.errors import ConfigError
 _HEADING = 60
 
 
-class _Parser(argparse.ArgumentParser):
-  """Says what is wrong as the other scripts do."""
-
-  def error(self, message: str) -> NoReturn:
-    raise ConfigError(f"{message} (see {self.prog} --help)")
-
-
 def _parser() -> argparse.ArgumentParser:
-  parser = _Parser(
+  parser = cli.ArgumentParser(
       prog="generate",
       description=__doc__,
       formatter_class=argparse.RawDescriptionHelpFormatter,

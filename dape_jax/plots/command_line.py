@@ -4,20 +4,12 @@ Not absl's, which know no sub-commands and are of the whole process.
 """
 
 import argparse
-from typing import NoReturn
 
-from dape_jax.errors import ConfigError
+from dape_jax import cli
 
 COMMANDS = ("bias", "effective-length", "map")
 # Of a side: a map has as many numbers as its square.
 LONGEST_MAP = 1024
-
-
-class _Parser(argparse.ArgumentParser):
-  """Says what is wrong as the other scripts do."""
-
-  def error(self, message: str) -> NoReturn:
-    raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
 def _whole(text: str) -> int:
@@ -41,7 +33,7 @@ def parser_of(command: str, description: str) -> argparse.ArgumentParser:
     command: of COMMANDS.
     description: what --help says first.
   """
-  parser = _Parser(
+  parser = cli.ArgumentParser(
       prog=f"plots {command}",
       description=description,
       formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,5 +1,6 @@
 """Results of runs, groups and texts; what is read is not read again."""
 
+import dataclasses
 import functools
 import gc
 import pathlib
@@ -8,9 +9,11 @@ import jax
 import numpy as np
 import pytest
 
+from dape_jax import data
 from dape_jax.data import sources
 from dape_jax.evaluation import extrapolation, report, run_reader, runs
 from dape_jax.evaluation.extrapolation import Settings
+from dape_jax.evaluation.plan import make_plan
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +67,8 @@ def _numbers(results):
 def test_one_run(evaluate, root):
   status, out, err = evaluate("--checkpoint=a", "--lengths=16,32")
   assert status == 0, err
-  results = report.read_json(root / "a/evaluation/results.json")
+  report_folder = root / "a/evaluation/test_last256_step3"
+  results = report.read_json(report_folder / "results.json")
   assert out.startswith(report.table(results))
   paths = out[len(report.table(results)) :].split()
   assert all(pathlib.Path(path).exists() for path in paths)
@@ -208,3 +212,27 @@ def test_retrieval(measure, steps):
   steps.clear()
   assert _numbers(measure("found", "a", **settings)) == _numbers(results)
   assert not steps
+
+
+def test_rows_know_the_chunk_where_numbers_depend_on_it(root):
+  """Of DAPE V2 with edge="zero" alone."""
+  run = runs.find_run(root / "a")
+  split = data.Split("test", "f", np.zeros(99), np.array([0, 99]), ("x",))
+  plan = make_plan(split, lengths=[16], protocol="all", max_regions=9)
+  tokenizer = data.make_tokenizer("bytes")
+
+  def keys(edge):
+    options = {"edge": edge}
+    model = dataclasses.replace(
+        run.config.model, encoding="dape_v2_alibi", encoding_options=options
+    )
+    config = dataclasses.replace(run.config, model=model)
+    own = dataclasses.replace(run, config=config)
+    readers = (
+        run_reader.RunReader(plan, tokenizer, None, batch_size=1, chunk=n)
+        for n in (8, 16)
+    )
+    return [reader._text_key(own, 16) for reader in readers]
+
+  of_zero, of_others = keys("zero"), keys("extend")
+  assert of_zero[0] != of_zero[1] and of_others[0] == of_others[1]

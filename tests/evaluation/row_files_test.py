@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from dape_jax.errors import ConfigError
 from dape_jax.evaluation.row_files import RowFiles
 
 _KEY = {"text": "abc", "length": 128, "regions": [[0, 0, 128]]}
@@ -45,3 +46,9 @@ def test_damage_is_said(tmp_path, capsys, damage):
   assert capsys.readouterr().err == f"{path} is damaged; it is made again.\n"
   files.put(_KEY, _ROW)
   assert files.get(_KEY) == _ROW
+
+
+def test_what_cannot_be_written_is_one_line(tmp_path):
+  (tmp_path / "rows").write_text("")
+  with pytest.raises(ConfigError, match="the same command goes on"):
+    RowFiles(tmp_path / "rows").put(_KEY, _ROW)

@@ -1,6 +1,7 @@
 """Bad input to eval.py is told in one line; runs have short names."""
 
 import pathlib
+import shutil
 
 import pytest
 
@@ -68,6 +69,7 @@ def test_other_corpora_are_refused(evaluate):
             ["--checkpoint=a", "--lengths=16", "--retrieval_samples=2"],
             "needs --retrieval",
         ),
+        (["--checkpoint=a", "--lengths=16", "--text="], "--text is empty"),
         (
             ["--checkpoint=a", "--lengths=16", "--retrieval=passkeys"],
             'Did you mean "passkey"',
@@ -101,5 +103,19 @@ def test_run_names_are_shortest_unique():
   assert names(("/x/a", 1), ("/x/b", 1)) == ["a", "b"]
   assert names(("/x/a", 1), ("/y/a", 1)) == ["x/a", "y/a"]
   assert names(("/x/a", 1), ("/x/a", 2)) == ["a@1", "a@2"]
+  # Comparisons call the baseline so.
+  assert names(("/x/crop", 1), ("/x/a", 1)) == ["x/crop", "x/a"]
+  assert names(("/x/a\n\x1bb\udcff", 1)) == ["a??b?"]
   with pytest.raises(ConfigError, match="given twice"):
     names(("/x/a", 1), ("/x/a", 1))
+
+
+def test_parameters_that_changed_are_not_taken_for_those_before(root, tmp_path):
+  workdir = tmp_path / "a"
+  shutil.copytree(root / "a", workdir)
+  run = runs.find_run(workdir)
+  runs.load_params(run)
+  shutil.rmtree(workdir)
+  shutil.copytree(root / "seed1", workdir)
+  with pytest.raises(ConfigError, match="has got other parameters"):
+    runs.load_params(run)

@@ -1,6 +1,7 @@
 """How a token is chosen, against NumPy in float64."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -83,9 +84,10 @@ def test_tokens_are_as_frequent_as_likely(temperature, top_k, top_p):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"temperature": -0.5}, "temperature=-0.5: must be 0 or more"),
-        ({"temperature": float("nan")}, "temperature=nan: must be 0 or more"),
-        ({"temperature": float("inf")}, "temperature=inf: must be 0 or more"),
+        ({"temperature": -0.5}, "temperature=-0.5: must be 0 to 1e30"),
+        ({"temperature": float("nan")}, "temperature=nan: must be 0 to 1e30"),
+        ({"temperature": float("inf")}, "temperature=inf: must be 0 to 1e30"),
+        ({"temperature": 1e39}, "must be 0 to 1e30"),
         ({"top_k": -1}, "top_k=-1: must be 1 or more, or 0"),
         ({"top_p": 0.0}, "top_p=0.0: must be above 0 and up to 1"),
         ({"top_p": 1.5}, "top_p=1.5: must be above 0 and up to 1"),
@@ -99,3 +101,13 @@ def test_tokens_are_as_frequent_as_likely(temperature, top_k, top_p):
 def test_wrong_settings(changes, message):
   with pytest.raises(ConfigError, match=message):
     make_sampling(8, **SETTINGS | changes)
+
+
+def test_the_hottest_draws_of_what_is_allowed():
+  """Cuts still tell logits apart, and no token that is not allowed comes."""
+  hot = SETTINGS | {"temperature": 1e30, "top_k": 2, "num_allowed": 5}
+  logits_V = jnp.arange(8.0)
+  drawn = jax.vmap(next_token, (None, 0, None))(
+      logits_V, jax.random.split(jax.random.key(0), 64), make_sampling(8, **hot)
+  )
+  assert set(drawn.tolist()) == {3, 4}

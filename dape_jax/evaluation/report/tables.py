@@ -72,6 +72,11 @@ def legend(results: dict[str, Any]) -> list[str]:
         "+- mean and sample standard deviation over runs that differ in the"
         " seed only."
     )
+  if not any(run["retrieval"] for run in results["runs"]):
+    lines.append(
+        "No retrieval score: perplexity does not show that distant text is found"
+        " again; --retrieval=passkey measures it."
+    )
   if not results["comparisons"]:
     return lines
   return [*lines, *(MEANING if len(subjects(results)) > 1 else MEANING[2:])]

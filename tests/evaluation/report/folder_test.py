@@ -186,3 +186,12 @@ def test_seeds_are_shown_one_by_one_too(make_results):
   assert "| fire | 1 | 5.000 [4.500, 5.500] |" in text
   assert "### Perplexity of each run, trained at 128" in text
   assert "| rope_s1 | 4.200 [3.780, 4.620] | 9.500 [8.550, 10.450] |" in text
+
+
+def test_names_that_are_no_text(make_results, tmp_path):
+  results = make_results({"é": ("rope", [[4.0, 9.0]], [4.0, 5.0])})
+  results["source"] = results["command"] = "\udcff.txt"
+  paths = report.write(results, tmp_path)
+  for path in paths[1], paths[-1]:
+    assert "é" in path.read_text("utf-8")
+  assert "?.txt" in paths[-1].read_text("utf-8")
