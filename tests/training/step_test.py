@@ -23,6 +23,7 @@ def _batches(config, corpus):
       length=config.data.length,
       batch_size=config.train.batch_size,
       seed=config.seed,
+      packing=config.data.packing,
   )
 
 
@@ -90,14 +91,18 @@ def test_eight_devices_equal_one(train, unsplit, make_config, make_mesh):
 
 
 def test_randomized_positions(train, unsplit, make_config, make_mesh):
-  # All positions there are: those of each document then count on as they did.
-  same = train(make_config({"train.max_position": 32}), make_mesh(1))
-  _assert_same(same, unsplit, 1e-6)
-  config = make_config({"train.max_position": 500})
-  once, again = (train(config, make_mesh(1)) for _ in range(2))
-  _assert_same(once, again, 0)
-  other = train(
-      make_config({"train.max_position": 500, "seed": 1}), make_mesh(1)
+  # All positions there are: those of a row that is one document are as they were.
+  plain = {"data.packing": "plain"}
+  as_they_are, all_there_are = (
+      train(make_config(plain | {"train.max_position": n}), make_mesh(1))
+      for n in (0, 32)
+  )
+  _assert_same(all_there_are, as_they_are, 1e-6)
+  once, other = (
+      train(
+          make_config({"train.max_position": 500, "seed": seed}), make_mesh(1)
+      )
+      for seed in (0, 1)
   )
   losses = [[m["loss"] for m in run[0]] for run in (once, unsplit, other)]
   assert abs(losses[0][0] - losses[1][0]) > 1e-4

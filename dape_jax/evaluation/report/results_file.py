@@ -8,8 +8,9 @@ and "-Infinity", as in protocol buffers' JSON.
     dape_jax_version      of the library that evaluated
     command               the command line
     corpus_fingerprint    of the corpus that was read
-    source, tokenizer     its names in the data configuration
-    split                 "train", "validation" or "test"
+    source, tokenizer     its names in the data configuration; of files given by
+                          --text their names, with commas
+    split                 "train", "validation" or "test"; "text" of files
     protocol              which tokens are scored, see `protocols`
     stride                tokens between windows of protocol "sliding", null if
                           it was not given; the rows have theirs
