@@ -22,7 +22,7 @@ DEFAULTS = dict(task="even_pairs", encoding="dape_kerple_log")
 # Longest problems of training.
 LENGTHS = {
     "flip_flop": 32,
-    "passkey": 64,
+    "passkey": 32,
     "needle_single": 64,
     "needle_multi_key": 64,
     "needle_multi_value": 64,
