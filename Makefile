@@ -1,7 +1,7 @@
 # make demo: train three encodings on this machine and see how they extrapolate.
 # make test: lint and run the tests. Both make their own .venv from $(PYTHON).
-# make length-tasks, make code-lm: the comparisons of docs/results, hours each; the
-# same command goes on where it stopped.
+# make length-tasks, make code-lm: comparisons of encodings, hours each, into
+# docs/results; the same command goes on where it stopped.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

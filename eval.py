@@ -88,7 +88,9 @@ def main(argv: list[str]) -> None:
       raise ConfigError(f"--{name} is of the corpus, which --text replaces.")
   if flags.FLAGS["retrieval_samples"].present and not _RETRIEVAL.value:
     raise ConfigError("--retrieval_samples needs --retrieval=TASK,TASK.")
-  lengths = regions.parse_lengths(_LENGTHS.value or "")
+  if _LENGTHS.value is None:
+    raise ConfigError("give the lengths to read: --lengths=128,256,...,4096.")
+  lengths = regions.parse_lengths(_LENGTHS.value)
   # JAX takes seconds to start; a wrong flag is told at once.
   from dape_jax.evaluation import extrapolation, report, runs
 

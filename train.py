@@ -20,7 +20,7 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config",
     None,
     "File that defines get_config(); --config.SECTION.SETTING=VALUE changes one"
-    " setting (dape_jax/config.py lists them all).",
+    " setting (dape_jax/config.py and model_config.py list them all).",
     lock_config=True,
 )
 _WORKDIR = flags.DEFINE_string(

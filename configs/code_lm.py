@@ -2,9 +2,8 @@
 
   python train.py --config=configs/code_lm.py:dape_kerple_log --workdir=runs/code_lm
 
-The text behind the colon is the encoding (default dape_kerple_log). The comparison
-of docs/results/code_lm.md; `make results-code-lm` trains all of its encodings and
-seeds, and evaluates them to 16,384 tokens.
+The text behind the colon is the encoding (default dape_kerple_log). `make code-lm`
+trains eleven encodings with three seeds and evaluates them to 16,384 tokens.
 
 Hardware and time: 2 CPU cores, 4 to 6 minutes.
 """

@@ -4,8 +4,8 @@
       --config=configs/length_tasks.py:task=copy,encoding=dape_kerple_log
   python -m dape_jax.evaluation.che --score=runs/copy --times=1,2,4,8
 
-Arguments behind the colon: task and encoding. The comparison of
-docs/results/length_tasks.md.
+Arguments behind the colon: task and encoding. `make length-tasks` compares twelve
+encodings on six tasks.
 
 Even pairs, bucket sort and reverse are read by an encoder and answered at
 placeholders, the others by a decoder that answers as it reads.

@@ -38,7 +38,9 @@ _CONFIG = flags.DEFINE_string(
     "Config file with the arguments task and encoding.",
 )
 _TASKS = flags.DEFINE_list("tasks", list(tasks.CHE_TASKS), "Names of tasks.")
-_ENCODINGS = flags.DEFINE_list("encodings", [], "Names of encodings.")
+_ENCODINGS = flags.DEFINE_list(
+    "encodings", [], "Names of encodings; a grid needs them, and --output."
+)
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of the runs.")
 _SET = flags.DEFINE_multi_string(
     "set",

@@ -172,6 +172,12 @@ def main(argv: list[str]) -> None:
   from dape_jax.evaluation import report, runs
 
   loaded = [runs.load_run(folder) for folder in folders]
+  task = getattr(loaded[0].config.data, "task", None)
+  if task and command != "effective-length":
+    raise ConfigError(
+        f"{folders[0]} was trained on the task {task}; {command} reads text:"
+        " give a run that was trained on text."
+    )
   output = pathlib.Path(flags.output or loaded[0].workdir / "plots")
   report.make_folder(output)
   if command == "effective-length":

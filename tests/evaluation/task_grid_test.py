@@ -8,6 +8,9 @@ import shutil
 import pytest
 from refusals import assert_refused
 
+from dape_jax.errors import ConfigError
+from dape_jax.plots.__main__ import main as plots
+
 SETTINGS = (
     "--set=model.num_layers=1",
     "--set=model.width=16",
@@ -175,3 +178,9 @@ def test_a_checkpoint_of_text_is_for_the_other_script(finished, che):
       che(f"--score={run}"),
       f"{run} was trained on text; evaluate it with eval.py --checkpoint={run}.",
   )
+
+
+def test_maps_of_text_are_refused(whole):
+  run = whole[0] / RUNS[1]
+  with pytest.raises(ConfigError, match="trained on the task induction; map"):
+    plots(["map", f"--checkpoint={run}", "--string=abc"])

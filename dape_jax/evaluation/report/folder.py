@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import sys
 from typing import Any
 
 from dape_jax.evaluation.report import (
@@ -87,6 +88,21 @@ def _draw(
   return pictures
 
 
+def _clear(folder: pathlib.Path) -> None:
+  """Removes the pictures of a report that is there, and says so."""
+  if not (folder / "results.json").exists():
+    return
+  print(f"{folder}: the report that was there is replaced.", file=sys.stderr)
+  for pattern in (
+      "perplexity.png",
+      "positions.png",
+      "retrieval_*.png",
+      "needle_*.png",
+  ):
+    for path in folder.glob(pattern):
+      path.unlink()
+
+
 def write(results: dict[str, Any], folder: os.PathLike) -> list[pathlib.Path]:
   """Writes a report: results.json, table.md, pictures, report.html.
 
@@ -96,13 +112,14 @@ def write(results: dict[str, Any], folder: os.PathLike) -> list[pathlib.Path]:
 
   Args:
     results: see `results_file`.
-    folder: that exists; one for each report, as files of the same names are
-      replaced.
+    folder: that exists; one for each report: one that is there is replaced, and
+      that is said on stderr.
 
   Returns:
     The paths written, results.json first, report.html last.
   """
   folder = pathlib.Path(folder)
+  _clear(folder)
   json_path = folder / "results.json"
   # First of all, so that a failure below costs a picture and no results.
   write_json(results, json_path)

@@ -15,7 +15,10 @@ from dape_jax.evaluation.report.subjects import (
 )
 
 BEYOND = "* beyond the training length."
-CROP = "Crop: the same tokens with the context cut to the training length."
+CROP = (
+    "Crop: the same tokens with the context cut to the training length, in windows"
+    " that move by a quarter of it."
+)
 
 
 class Cell(NamedTuple):
@@ -79,6 +82,11 @@ def legend(results: dict[str, Any]) -> list[str]:
     )
   if not results["comparisons"]:
     return lines
+  if len(results["documents"]) < 6:
+    lines.append(
+        "Fewer than 6 documents cannot reach p < 0.05 in this test: no mark says"
+        " nothing. --regions=N reads more."
+    )
   return [*lines, *(MEANING if len(subjects(results)) > 1 else MEANING[2:])]
 
 

@@ -188,6 +188,21 @@ def test_seeds_are_shown_one_by_one_too(make_results):
   assert "| rope_s1 | 4.200 [3.780, 4.620] | 9.500 [8.550, 10.450] |" in text
 
 
+def test_another_report_is_replaced_and_told(make_results, tmp_path, capsys):
+  results = make_results({"a": ("rope", [[4.0, 9.0]], [4.0, 5.0])})
+  for name in "retrieval_passkey.png", "of_mine.png":
+    (tmp_path / name).touch()
+  report.write(results, tmp_path)
+  assert (tmp_path / "retrieval_passkey.png").exists()  # Of no report of ours.
+  assert not capsys.readouterr().err
+  report.write(results, tmp_path)
+  assert capsys.readouterr().err == (
+      f"{tmp_path}: the report that was there is replaced.\n"
+  )
+  assert not (tmp_path / "retrieval_passkey.png").exists()
+  assert (tmp_path / "of_mine.png").exists()
+
+
 def test_names_that_are_no_text(make_results, tmp_path):
   results = make_results({"é": ("rope", [[4.0, 9.0]], [4.0, 5.0])})
   results["source"] = results["command"] = "\udcff.txt"
