@@ -21,6 +21,7 @@ Hardware and time: an accelerator; on 2 CPU cores about 4 steps a second.
 import ml_collections
 
 from dape_jax.config_files import (
+    all_settings,
     choice,
     encoding_options,
     parse_arguments,
@@ -41,50 +42,40 @@ def get_config(arguments: str = "") -> ml_collections.ConfigDict:
   given = parse_arguments(arguments, DEFAULTS)
   form = choice(given, "form", ("encoder", "decoder"))
   task = tasks.make(given["task"])
-  config = ml_collections.ConfigDict()
-  config.seed = 0
-  config.model = dict(
-      vocab_size=task.vocab_size,
-      num_layers=5,
-      width=64,
-      num_heads=8,
-      num_kv_heads=0,
-      mlp_width=0,
-      encoding=given["encoding"],
-      encoding_options=encoding_options(given["encoding"], LENGTH),
-      share_encoding=False,
-      windows=(0,),
-      causal=form == "decoder",
-      norm="post",
-      activation="relu",
-      dropout=0.1,
-      num_outputs=task.num_outputs,
-      init="ruoss",
-      dtype="float32",
-      remat="none",
+  return all_settings(
+      model=dict(
+          vocab_size=task.vocab_size,
+          num_outputs=task.num_outputs,
+          num_layers=5,
+          width=64,
+          num_heads=8,
+          encoding=given["encoding"],
+          encoding_options=encoding_options(given["encoding"], LENGTH),
+          causal=form == "decoder",
+          norm="post",
+          activation="relu",
+          dropout=0.1,
+          init="ruoss",
+          dtype="float32",
+      ),
+      data=dict(task=given["task"], length=LENGTH),
+      optimizer=dict(
+          learning_rate=1e-3,
+          final_learning_rate=1e-3,
+          warmup_steps=0,
+          beta2=0.999,
+          weight_decay=0.0,
+          decay="all",
+      ),
+      train=dict(
+          steps=10_000,
+          batch_size=128,
+          log_every=100,
+          eval_every=1000,
+          eval_batches=16,
+          checkpoint_every=1000,
+          keep_checkpoints=1,
+          max_position=whole_number(given, "max_position"),
+          loss_mean="row",
+      ),
   )
-  config.data = dict(task=given["task"], length=LENGTH, lengths_per_batch=1)
-  config.optimizer = dict(
-      learning_rate=1e-3,
-      final_learning_rate=1e-3,
-      warmup_steps=0,
-      beta1=0.9,
-      beta2=0.999,
-      eps=1e-8,
-      weight_decay=0.0,
-      decay="all",
-      clip_norm=1.0,
-  )
-  config.train = dict(
-      steps=10_000,
-      batch_size=128,
-      accumulation=1,
-      log_every=100,
-      eval_every=1000,
-      eval_batches=16,
-      checkpoint_every=1000,
-      keep_checkpoints=1,
-      max_position=whole_number(given, "max_position"),
-      loss_mean="row",
-  )
-  return config

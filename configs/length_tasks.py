@@ -15,7 +15,11 @@ Hardware and time: 2 CPU cores, 20 to 60 seconds.
 
 import ml_collections
 
-from dape_jax.config_files import encoding_options, parse_arguments
+from dape_jax.config_files import (
+    all_settings,
+    encoding_options,
+    parse_arguments,
+)
 from dape_jax.data import tasks
 
 DEFAULTS = dict(task="even_pairs", encoding="dape_kerple_log")
@@ -34,52 +38,34 @@ def get_config(arguments: str = "") -> ml_collections.ConfigDict:
   given = parse_arguments(arguments, DEFAULTS)
   task = tasks.make(given["task"])
   length = LENGTHS.get(given["task"], DEFAULT_LENGTH)
-  config = ml_collections.ConfigDict()
-  config.seed = 0
-  config.model = dict(
-      vocab_size=task.vocab_size,
-      num_layers=2,
-      width=64,
-      num_heads=4,
-      num_kv_heads=0,
-      mlp_width=0,
-      encoding=given["encoding"],
-      encoding_options=encoding_options(
-          given["encoding"], task.row_length(length)
+  options = encoding_options(given["encoding"], task.row_length(length))
+  return all_settings(
+      model=dict(
+          vocab_size=task.vocab_size,
+          num_outputs=task.num_outputs,
+          num_layers=2,
+          width=64,
+          num_heads=4,
+          encoding=given["encoding"],
+          encoding_options=options,
+          causal=given["task"] not in tasks.CHE_TASKS,
+          dtype="float32",
       ),
-      share_encoding=False,
-      windows=(0,),
-      causal=given["task"] not in tasks.CHE_TASKS,
-      norm="pre",
-      activation="gelu",
-      dropout=0.0,
-      num_outputs=task.num_outputs,
-      init="dape",
-      dtype="float32",
-      remat="none",
+      data=dict(task=given["task"], length=length, lengths_per_batch=32),
+      optimizer=dict(
+          learning_rate=1e-3,
+          final_learning_rate=1e-3,
+          warmup_steps=50,
+          beta2=0.999,
+          weight_decay=0.0,
+      ),
+      train=dict(
+          steps=1000,
+          batch_size=32,
+          log_every=100,
+          eval_every=0,
+          eval_batches=4,
+          checkpoint_every=0,
+          keep_checkpoints=1,
+      ),
   )
-  config.data = dict(task=given["task"], length=length, lengths_per_batch=32)
-  config.optimizer = dict(
-      learning_rate=1e-3,
-      final_learning_rate=1e-3,
-      warmup_steps=50,
-      beta1=0.9,
-      beta2=0.999,
-      eps=1e-8,
-      weight_decay=0.0,
-      decay="matrices",
-      clip_norm=1.0,
-  )
-  config.train = dict(
-      steps=1000,
-      batch_size=32,
-      accumulation=1,
-      log_every=100,
-      eval_every=0,
-      eval_batches=4,
-      checkpoint_every=0,
-      keep_checkpoints=1,
-      max_position=0,
-      loss_mean="token",
-  )
-  return config

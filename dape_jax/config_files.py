@@ -1,9 +1,19 @@
-"""What config files share: their argument, and options of encodings."""
+"""What config files share: their arguments, and the settings they leave alone."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_collections
+
 from dape_jax import encodings
+from dape_jax.config import (
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TaskConfig,
+    TrainConfig,
+)
 from dape_jax.errors import ConfigError, did_you_mean
 
 
@@ -88,3 +98,43 @@ def encoding_options(encoding: str, train_length: int) -> dict[str, Any]:
   if "train_length" in options:
     options["train_length"] = train_length
   return options
+
+
+def _with_defaults(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
+  defaults = {
+      field.name: (
+          field.default_factory()
+          if field.default is dataclasses.MISSING
+          else field.default
+      )
+      for field in dataclasses.fields(cls)
+      if field.name not in given
+  }
+  return {**defaults, **given}
+
+
+def all_settings(
+    *,
+    model: Mapping[str, Any],
+    data: Mapping[str, Any],
+    optimizer: Mapping[str, Any],
+    train: Mapping[str, Any],
+) -> ml_collections.ConfigDict:
+  """Returns what `get_config` of a config file returns: every setting there is.
+
+  So that flags can change each of them.
+
+  Args:
+    model, data, optimizer, train: settings that are not the defaults of
+      `ModelConfig`, `DataConfig` (`TaskConfig` if data has "task"),
+      `OptimizerConfig` and `TrainConfig`.
+  """
+  config = ml_collections.ConfigDict()
+  config.seed = 0
+  config.model = _with_defaults(ModelConfig, model)
+  config.data = _with_defaults(
+      TaskConfig if "task" in data else DataConfig, data
+  )
+  config.optimizer = _with_defaults(OptimizerConfig, optimizer)
+  config.train = _with_defaults(TrainConfig, train)
+  return config
