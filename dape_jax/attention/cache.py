@@ -61,6 +61,15 @@ def empty_cache(
   )
 
 
+def next_power_of_two(number: int) -> int:
+  """Returns the smallest power of two from `number` on, 1 for 0.
+
+  Sizes of caches and chunks that are compiled for are powers of two, so that they
+  are few.
+  """
+  return 1 << max(number - 1, 0).bit_length()
+
+
 def grow_cache(cache: Cache, capacity: int) -> Cache:
   """Returns the cache with empty slots appended up to `capacity`.
 

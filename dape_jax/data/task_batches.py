@@ -1,12 +1,9 @@
 """Training batches of generated tasks, addressed by step as those of text."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from dape_jax.data.batches import check_same_state
-from dape_jax.data.tasks import Examples, Task, make
+from dape_jax.data.batches import Batches
+from dape_jax.data.tasks import Examples, make
 from dape_jax.errors import ConfigError
 
 
@@ -35,12 +32,11 @@ def padded_rows(examples: Examples, row_length: int) -> dict[str, np.ndarray]:
   }
 
 
-class TaskBatches:
-  """An endless sequence of batches, each a pure function of (seed, step).
+class TaskBatches(Batches):
+  """Batches of a generated task, see `Batches`.
 
-  The problems of a batch have one length, uniform in min_length..length. Rows are padded
-  to those of the longest problems, so that all batches have one shape. Process i
-  of n gets rows i, i+n, ... of the batch that a single process would get.
+  Lengths are uniform in min_length..length. Rows are padded to those of the
+  longest problems, so that all batches have one shape.
 
   Attributes:
     num_windows: rows before any comes again; there is no end.
@@ -75,42 +71,23 @@ class TaskBatches:
       ConfigError: unknown task, or batch_size is not a multiple of
         process_count and of lengths_per_batch.
     """
-    if not 0 <= process_index < process_count:
-      raise ValueError(
-          f"process_index={process_index} is not in [0, {process_count})."
-      )
-    if batch_size < 1 or batch_size % process_count:
-      raise ConfigError(
-          f"config.train.batch_size={batch_size}: must be a positive multiple"
-          f" of the number of processes, {process_count}."
-      )
     if lengths_per_batch < 1 or batch_size % lengths_per_batch:
       raise ConfigError(
           f"config.data.lengths_per_batch={lengths_per_batch}: must divide"
           f" config.train.batch_size={batch_size}."
       )
-    self._task: Task = make(task)
-    self._row_length = self._task.row_length(length)
-    self._rows = slice(process_index, None, process_count)
-    self._state = {
+    state = {
         "seed": seed,
         "batch_size": batch_size,
         "length": length,
         "lengths_per_batch": lengths_per_batch,
         "task": task,
     }
+    super().__init__(state, process_index, process_count)
+    self._task = make(task)
+    self._row_length = self._task.row_length(length)
 
-  def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-    """Returns this process's rows of the batch of optimizer step `step`.
-
-    Args:
-      step: counted from 0, without an end.
-
-    Returns:
-      See `padded_rows`.
-    """
-    if step < 0:
-      raise IndexError(f"step={step} must not be negative.")
+  def _batch(self, step: int) -> dict[str, np.ndarray]:
     state = self._state
     rng = np.random.default_rng([state["seed"], step])
     limits = self._task.min_length, state["length"]
@@ -122,20 +99,7 @@ class TaskBatches:
         )
         for length in rng.integers(*limits, size=count, endpoint=True)
     ]
-    rows = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
-    return {name: values[self._rows] for name, values in rows.items()}
-
-  def data_state(self, step: int) -> dict[str, Any]:
-    """Returns what a checkpoint at `step` must keep, JSON-serialisable."""
-    return {"step": int(step), **self._state}
-
-  def check_state(self, state: Mapping[str, Any]) -> None:
-    """Checks that these batches continue those of a checkpoint.
-
-    Args:
-      state: what `data_state` returned then. Its step may be any.
-
-    Raises:
-      ConfigError: the data differ; names the first field that does.
-    """
-    check_same_state(self._state, state)
+    return {
+        name: np.concatenate([part[name] for part in parts])[self._rows]
+        for name in parts[0]
+    }

@@ -15,15 +15,18 @@ from dape_jax import data
 from dape_jax.errors import ConfigError
 from dape_jax.evaluation import results
 from dape_jax.evaluation.plan import make_plan
-from dape_jax.evaluation.progress import Progress
 from dape_jax.evaluation.prompts import make_prompt
 from dape_jax.evaluation.row_files import RowFiles
 from dape_jax.evaluation.run_reader import RunReader
-from dape_jax.evaluation.runs import Run, load_corpus_of, run_names
+from dape_jax.evaluation.runs import (
+    Run,
+    check_reads_text,
+    load_corpus_of,
+    run_names,
+    warn_of_edge,
+)
 from dape_jax.evaluation.texts import open_texts
 from dape_jax.models.layer_encodings import check_positions
-
-__all__ = ["Progress", "Settings", "evaluate_runs"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,19 +67,10 @@ def check_runs(runs: Sequence[Run], lengths: Sequence[int]) -> None:
     ConfigError: they cannot, or not by this script.
   """
   for name, run in zip(run_names(runs), runs, strict=True):
-    if getattr(run.config.data, "task", None):
-      raise ConfigError(
-          f"{run.checkpoint} was trained on the task {run.config.data.task}"
-          " and has no perplexity of text: use python -m"
-          " dape_jax.evaluation.che"
-          f" --score={shlex.quote(run.checkpoint)}"
-      )
-    if run.config.model.encoding_options.get("edge") == "zero":
-      print(
-          f'{name}: edge="zero" of DAPE V2 is not prefix-invariant; read'
-          " through a cache, rows at the end of a chunk differ from training.",
-          file=sys.stderr,
-      )
+    command = "python -m dape_jax.evaluation.che"
+    score = f"{command} --score={shlex.quote(run.checkpoint)}"
+    check_reads_text(run, f"it has no perplexity of text: use {score}")
+    warn_of_edge(run, name)
     longest = max(lengths)
     check_positions(run.config.model, longest, f"--lengths={longest} of {name}")
 

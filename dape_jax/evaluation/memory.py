@@ -1,12 +1,12 @@
 """How many texts are read at a time: as many as fit in the memory free now."""
 
-import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import psutil
 
 from dape_jax.evaluation.perplexity import chunk_for
 
@@ -22,21 +22,17 @@ def free_bytes() -> int:
   return free_host_bytes()
 
 
-def free_host_bytes(root: str = "/") -> int:
+def free_host_bytes(group: str = "/sys/fs/cgroup") -> int:
   """Returns the memory that a process of this machine can still have.
 
-  On Linux what the kernel says is available, or what a container's limit leaves
-  if that is less; elsewhere half of what is installed.
+  What the operating system says is available, or what a container's limit leaves
+  if that is less.
 
   Args:
-    root: of the file system.
+    group: folder of the container's limits on Linux.
   """
-  root = pathlib.Path(root)
-  try:
-    available = _field(root / "proc/meminfo", "MemAvailable:") * 1024
-  except (OSError, LookupError):
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-  group = root / "sys/fs/cgroup"
+  available = psutil.virtual_memory().available
+  group = pathlib.Path(group)
   try:
     limit = int((group / "memory.max").read_text())
     used = int((group / "memory.current").read_text())

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dape_jax.attention import grow_cache
+from dape_jax.attention.cache import next_power_of_two
 from dape_jax.evaluation.protocols import Segment
 
 
@@ -150,7 +151,7 @@ def chunk_for(longest: int, chunk: int) -> int:
   `chunk`, or for short texts a power of two, so that few different ones are
   compiled.
   """
-  return min(chunk, 1 << (longest - 1).bit_length())
+  return min(chunk, next_power_of_two(longest))
 
 
 def score_segments(

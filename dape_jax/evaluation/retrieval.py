@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from dape_jax.errors import ConfigError
-from dape_jax.evaluation.perplexity import TokenScores
+from dape_jax.evaluation.perplexity import TokenScores, chunk_for
 from dape_jax.evaluation.prompts import Prompt, make_prompt
 
 
@@ -104,7 +104,7 @@ def _answer_hits(
   # Every batch has the same number of rows: a new one would be a new
   # compilation. Likewise a power of two.
   batch_size = min(batch_size, len(prompts))
-  chunk = min(chunk, 1 << (length - 1).bit_length())
+  chunk = chunk_for(length, chunk)
   hits = []
   for first in range(0, len(prompts), batch_size):
     batch = prompts[first : first + batch_size]

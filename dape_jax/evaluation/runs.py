@@ -3,11 +3,12 @@
 import collections
 import dataclasses
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from dape_jax import data
-from dape_jax.config import ExperimentConfig
+from dape_jax.config import ExperimentConfig, TaskConfig
 from dape_jax.config_dict import experiment_from_dict
 from dape_jax.errors import ConfigError
 from dape_jax.training import checkpoint
@@ -85,6 +86,29 @@ def load_run(path: str) -> Run:
   """Returns a checkpoint with its parameters; see `find_run`."""
   run = find_run(path)
   return dataclasses.replace(run, params=load_params(run))
+
+
+def check_reads_text(run: Run, instead: str) -> None:
+  """Checks that a run was trained on text.
+
+  Raises:
+    ConfigError: it was on a generated task; the message ends with `instead`.
+  """
+  if isinstance(run.config.data, TaskConfig):
+    raise ConfigError(
+        f"{run.checkpoint} was trained on the task {run.config.data.task};"
+        f" {instead}."
+    )
+
+
+def warn_of_edge(run: Run, name: str) -> None:
+  """Says on stderr if what a chunk is read as depends on where it ends."""
+  if run.config.model.encoding_options.get("edge") == "zero":
+    print(
+        f'{name}: edge="zero" of DAPE V2 is not prefix-invariant; read through a'
+        " cache, rows at the end of a chunk differ from training.",
+        file=sys.stderr,
+    )
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:

@@ -10,7 +10,6 @@ import json
 import os
 import pathlib
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -131,8 +130,7 @@ def run_grid(
     output: folder of the runs.
 
   Returns:
-    The dicts of `score_run`, with train_seconds: of the call that scored the run,
-    next to nothing if the training was there.
+    The dicts of `score_run`.
 
   Raises:
     ConfigError: a setting is wrong, told before anything is trained; what is in
@@ -186,17 +184,13 @@ def _known(workdir, config, scoring) -> list[dict[str, Any]] | None:
 
 
 def _train_and_score(config, workdir, scoring) -> list[dict[str, Any]]:
-  began = time.monotonic()
   try:
     loop.train(config, workdir)
   except (ConfigError, loop.NonFiniteLossError) as error:
     # The flag of the grid is another.
     message = str(error).replace("--workdir", "--output")
     raise ConfigError(f"{workdir}: {message}") from error
-  seconds = time.monotonic() - began
-  results = [
-      r | {"train_seconds": seconds} for r in score_run(workdir, scoring)
-  ]
+  results = score_run(workdir, scoring)
   stored = {"made_with": _key(config, scoring), "results": results}
   partial = workdir / f"{FILE}.partial"
   partial.write_text(json.dumps(stored, indent=1) + "\n")

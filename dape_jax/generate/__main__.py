@@ -126,21 +126,15 @@ def heading(prompt: bytes) -> str:
 def _load(path: str):
   """Returns the run, which must have been trained on text."""
   # Orbax takes seconds to start; a wrong flag is told at once.
-  from dape_jax.evaluation.runs import load_run
+  from dape_jax.evaluation.runs import (
+      check_reads_text,
+      load_run,
+      warn_of_edge,
+  )
 
   run = load_run(path)
-  task = getattr(run.config.data, "task", None)
-  if task is not None:
-    raise ConfigError(
-        f"--checkpoint={path} was trained on the generated task {task!r}; give"
-        " one that was trained on text."
-    )
-  if run.config.model.encoding_options.get("edge") == "zero":
-    print(
-        f'{path}: edge="zero" of DAPE V2 is not prefix-invariant; read through'
-        " a cache, the last rows differ from training.",
-        file=sys.stderr,
-    )
+  check_reads_text(run, "give one trained on text")
+  warn_of_edge(run, path)
   return run
 
 

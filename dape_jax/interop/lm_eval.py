@@ -17,10 +17,13 @@ import tqdm
 
 import dape_jax
 from dape_jax import cli
-from dape_jax.config import DataConfig
 from dape_jax.data import make_tokenizer
 from dape_jax.errors import ConfigError
-from dape_jax.evaluation.runs import load_run
+from dape_jax.evaluation.runs import (
+    check_reads_text,
+    load_run,
+    warn_of_edge,
+)
 from dape_jax.interop.lm_eval_requests import (
     Reading,
     cut_left,
@@ -106,13 +109,9 @@ class DapeJaxLM(TemplateLM):
     if max_length is not None:
       self.max_length = _positive("max_length", max_length)
     self._run = load_run(str(checkpoint))
-    settings = self._run.config.data
-    if not isinstance(settings, DataConfig):
-      raise ConfigError(
-          f"checkpoint {checkpoint} was trained on task {settings.task}; give"
-          " one that was trained on text."
-      )
-    self._ids = make_tokenizer(settings.tokenizer)
+    check_reads_text(self._run, "give one trained on text")
+    warn_of_edge(self._run, str(checkpoint))
+    self._ids = make_tokenizer(self._run.config.data.tokenizer)
     self._model = Transformer(self._run.config.model)
     self._params = jax.device_put(self._run.params, jax.local_devices()[0])
 

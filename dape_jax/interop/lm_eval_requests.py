@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dape_jax.attention.cache import next_power_of_two
 from dape_jax.errors import ConfigError, did_you_mean
 from dape_jax.evaluation.perplexity import make_segment_scores
 from dape_jax.models.layer_encodings import check_positions
@@ -120,11 +121,6 @@ def cut_left(
   return [text[-limit:] for text in texts]
 
 
-def _power_of_two(number: int) -> int:
-  """Returns the smallest power of two from `number` on; that is at least 1."""
-  return 1 << (number - 1).bit_length()
-
-
 def batches_by_length(
     lengths: Sequence[int], batch_size: int
 ) -> list[tuple[int, list[int]]]:
@@ -144,7 +140,7 @@ def batches_by_length(
   buckets = collections.defaultdict(list)
   for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
     length = max(lengths[index], _SHORTEST)
-    buckets[_power_of_two(length)].append(index)
+    buckets[next_power_of_two(length)].append(index)
   return [
       (bucket, indices[first : first + batch_size])
       for bucket, indices in buckets.items()
@@ -181,7 +177,7 @@ def read_texts(
   non_finite = 0
   for bucket, batch in batches_by_length(lengths, batch_size):
     # Empty rows, so that few batch sizes are compiled.
-    rows = min(_power_of_two(len(batch)), batch_size)
+    rows = min(next_power_of_two(len(batch)), batch_size)
     token_rows = np.zeros((rows, lengths[batch[0]] + 1), np.int32)
     row_lengths, scored = np.zeros((2, rows), int)
     for row, i in enumerate(batch):
@@ -230,7 +226,7 @@ def write_texts(
   lengths = [len(prompt) + generation.max_new_tokens for prompt in prompts]
   for bucket, batch in batches_by_length(lengths, batch_size):
     # The first text again, so that few batch sizes are compiled.
-    rows = min(_power_of_two(len(batch)), batch_size)
+    rows = min(next_power_of_two(len(batch)), batch_size)
     repeated = batch + batch[:1] * (rows - len(batch))
     new = generate(
         model.at_length(bucket),

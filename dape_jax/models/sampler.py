@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dape_jax.attention import Cache
+from dape_jax.attention.cache import next_power_of_two
 from dape_jax.errors import ConfigError
 from dape_jax.models.layer_encodings import check_positions
 from dape_jax.models.next_token import (
@@ -61,7 +62,7 @@ def _read_prompts(model, params, prompts, chunk: int, num_new: int) -> _Rows:
   """
   lengths_B = np.array([len(prompt) for prompt in prompts], np.int32)
   longest = int(lengths_B.max()) - 1
-  chunk = min(chunk, _power_of_two(longest))
+  chunk = min(chunk, next_power_of_two(longest))
   padded = -(-longest // chunk) * chunk
   tokens_BxT = np.zeros((len(prompts), padded), np.int32)
   for row, prompt in zip(tokens_BxT, prompts, strict=True):
@@ -71,7 +72,7 @@ def _read_prompts(model, params, prompts, chunk: int, num_new: int) -> _Rows:
   positions_BxT = np.int32(np.maximum(positions_BxT, 0))
   # There from the start: arrays that move to it compile everything once more.
   place = _place_of(params)
-  cache = model.empty_cache(len(prompts), _power_of_two(padded + num_new))
+  cache = model.empty_cache(len(prompts), next_power_of_two(padded + num_new))
   cache = jax.device_put(cache, place)
   for start in range(0, padded, chunk):
     part = slice(start, start + chunk)
@@ -242,8 +243,3 @@ def generate(
     if stopped_B.all():
       break
   return [np.concatenate(row) for row in zip(*parts, strict=True)]
-
-
-def _power_of_two(number: int) -> int:
-  """Returns the smallest power of two from `number` on, 1 for 0."""
-  return 1 << (number - 1).bit_length() if number else 1

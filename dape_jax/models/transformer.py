@@ -17,14 +17,8 @@ from dape_jax.attention.cache import (
 )
 from dape_jax.config import ModelConfig
 from dape_jax.models.layer_encodings import is_shared, make_encoding
-from dape_jax.models.layers import (
-    Block,
-    Context,
-    Einsum,
-    Slots,
-    layer_norm,
-    projection_init,
-)
+from dape_jax.models.layers import Block, Context, Slots
+from dape_jax.models.projections import Einsum, layer_norm, projection_init
 
 REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,

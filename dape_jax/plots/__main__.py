@@ -40,7 +40,7 @@ def _rows(flags, run, text, layers, num_queries: int, chunk: int):
   """Yields the layers' rows, with a line on how large their parts are."""
   import jax
 
-  from dape_jax.evaluation.extrapolation import Progress
+  from dape_jax.evaluation.progress import Progress
   from dape_jax.plots import bias, rows
 
   progress = Progress(len(text.tokens), flags.checkpoint)
@@ -172,11 +172,9 @@ def main(argv: list[str]) -> None:
   from dape_jax.evaluation import report, runs
 
   loaded = [runs.load_run(folder) for folder in folders]
-  task = getattr(loaded[0].config.data, "task", None)
-  if task and command != "effective-length":
-    raise ConfigError(
-        f"{folders[0]} was trained on the task {task}; {command} reads text:"
-        " give a run that was trained on text."
+  if command != "effective-length":
+    runs.check_reads_text(
+        loaded[0], f"{command} reads text: give one trained on text"
     )
   output = pathlib.Path(flags.output or loaded[0].workdir / "plots")
   report.make_folder(output)

@@ -6,6 +6,7 @@ import jax
 
 from dape_jax.config import DataConfig, ExperimentConfig, TaskConfig
 from dape_jax.data import TaskBatches, TrainBatches, load_corpus, tasks
+from dape_jax.data.batches import Batches
 from dape_jax.errors import ConfigError
 
 
@@ -22,9 +23,7 @@ def _check_size(field: str, size: int, needed: int, of: str, fix: int) -> None:
     )
 
 
-def make_batches(
-    config: ExperimentConfig,
-) -> tuple[TrainBatches | TaskBatches, TrainBatches | TaskBatches]:
+def make_batches(config: ExperimentConfig) -> tuple[Batches, Batches]:
   """Returns the batches of training and those of validation.
 
   Runs with different seeds have the same validation.

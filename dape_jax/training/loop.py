@@ -81,7 +81,6 @@ class _Run:
         learning_rate_schedule(config.optimizer, config.train.steps),
         mesh,
         max_position=config.train.max_position,
-        dropout=config.model.dropout,
         loss_mean=config.train.loss_mean,
         seed=config.seed,
     )

@@ -37,14 +37,14 @@ def _microbatch_nats(
     params: Any,
     model: nn.Module,
     rows: dict[str, jax.Array],
-    dropout_key: jax.Array | None = None,
+    rngs: dict[str, jax.Array] | None = None,
 ) -> jax.Array:
   logits_BxTxV = model.apply(
       {"params": params},
       rows["inputs"],
       segment_ids=rows["segment_ids"],
       positions=rows["positions"],
-      rngs={} if dropout_key is None else {"dropout": dropout_key},
+      rngs=rngs,
   )
   return weighted_nats(logits_BxTxV, rows["targets"], rows["loss_weights"])
 
@@ -69,7 +69,6 @@ def make_train_step(
     mesh: jax.sharding.Mesh,
     *,
     max_position: int = 0,
-    dropout: float = 0.0,
     loss_mean: str = "token",
     seed: int = 0,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
@@ -91,7 +90,6 @@ def make_train_step(
     mesh: of `partitioning.make_mesh`.
     max_position: draw each row's positions at random from as many, see
       `randomized_positions`; 0 takes them as they are.
-    dropout: the model's rate; 0 gives it no key.
     loss_mean: see `loss_count`.
     seed: of these positions and of dropout, which also depend on the step.
   """
@@ -104,8 +102,6 @@ def make_train_step(
     return batch | {"positions": jax.vmap(draw)(keys, positions)}
 
   def dropout_keys(step, num_microbatches):
-    if not dropout:
-      return None
     # No step has this number, so these are not the keys of positions.
     key = jax.random.fold_in(jax.random.key(seed), 2**32 - 1)
     return jax.random.split(jax.random.fold_in(key, step), num_microbatches)
@@ -124,8 +120,8 @@ def make_train_step(
         jnp.zeros_like, state.params
     )
     weights = batch["loss_weights"]
-    keys = dropout_keys(state.step, len(weights))
-    (nats, gradients), _ = jax.lax.scan(accumulate, zeros, (batch, keys))
+    rngs = {"dropout": dropout_keys(state.step, len(weights))}
+    (nats, gradients), _ = jax.lax.scan(accumulate, zeros, (batch, rngs))
     # Windows without any target (length 1, say) make no loss, not 0 / 0.
     count = loss_count(weights, loss_mean)
     scale = 1 / jnp.where(count > 0, count, 1.0)

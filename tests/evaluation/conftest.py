@@ -10,33 +10,20 @@ import sys
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
+import saved_runs
 from absl.testing import flagsaver
 
 from dape_jax import cli, data
 from dape_jax.config import (
     DataConfig,
-    ExperimentConfig,
-    ModelConfig,
-    OptimizerConfig,
     TaskConfig,
-    TrainConfig,
 )
-from dape_jax.config_dict import experiment_to_dict
 from dape_jax.data import sources
 from dape_jax.models import Transformer
-from dape_jax.training.checkpoint import Checkpoints
 from dape_jax.training.state import init_state
 
-_MODEL = ModelConfig(
-    num_layers=1,
-    width=16,
-    num_heads=2,
-    encoding="kerple_log",
-    dtype="float32",
-)
 _ROOT = pathlib.Path(__file__).parents[2]
 _SCRIPT = _ROOT / "eval.py"
 # Runs commands that it reads, JAX started once.
@@ -60,17 +47,7 @@ for line in sys.stdin:
 
 
 def _documents(seed):
-  rng = np.random.default_rng(seed)
-  return [
-      data.Document(
-          f"{split}/{number}.py",
-          split,
-          split,
-          rng.integers(97, 105, length).astype(np.uint8).tobytes(),
-      )
-      for split in ("train", "validation", "test")
-      for number, length in enumerate((100, 700, 400))
-  ]
+  return saved_runs.documents((100, 700, 400), seed)
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +73,9 @@ def root(tmp_path_factory):
   for name, text in (("data.txt", b"abcd" * 125), ("more.txt", b"efgh" * 80)):
     (root / name).write_bytes(text)
   init = jax.jit(
-      lambda seed: init_state(Transformer(_MODEL), optax.sgd(0.1), seed)
+      lambda seed: init_state(
+          Transformer(saved_runs.TINY), optax.sgd(0.1), seed
+      )
   )
   with pytest.MonkeyPatch.context() as patch:
     for name, length, seed, of_text in (
@@ -114,13 +93,9 @@ def root(tmp_path_factory):
       else:
         patch.setitem(sources.SOURCES, "code", lambda n=of_text: _documents(n))
         fingerprint = data.load_corpus("code", "bytes", text.dir).fingerprint
-      config = ExperimentConfig(
-          _MODEL, text, OptimizerConfig(), TrainConfig(), seed
+      saved_runs.save_run(
+          root / name, state, text, {"fingerprint": fingerprint}, seed=seed
       )
-      with Checkpoints(root / name / "checkpoints", keep=2) as checkpoints:
-        checkpoints.save(
-            state, experiment_to_dict(config), {"fingerprint": fingerprint}
-        )
   return root
 
 

@@ -1,9 +1,12 @@
 """The number of texts read at a time follows from memory."""
 
+import types
+
 import hypothesis
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
+import psutil
 import pytest
 
 from dape_jax.config import ModelConfig
@@ -72,16 +75,13 @@ def test_free_memory_of_this_machine():
   assert 2**20 < memory.free_bytes() < 2**50
 
 
-def test_free_memory_in_a_container(tmp_path):
-  meminfo = tmp_path / "proc/meminfo"
-  meminfo.parent.mkdir()
-  meminfo.write_text("MemTotal: 9000 kB\nMemAvailable:    5000 kB\n")
+def test_free_memory_in_a_container(tmp_path, monkeypatch):
+  machine = types.SimpleNamespace(available=5000 * 1024)
+  monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+  assert memory.free_host_bytes(tmp_path / "none") == 5000 * 1024
+  (tmp_path / "memory.current").write_text("1000000\n")
+  (tmp_path / "memory.stat").write_text("anon 700000\ninactive_file 300000\n")
+  (tmp_path / "memory.max").write_text("max\n")
   assert memory.free_host_bytes(tmp_path) == 5000 * 1024
-  group = tmp_path / "sys/fs/cgroup"
-  group.mkdir(parents=True)
-  (group / "memory.current").write_text("1000000\n")
-  (group / "memory.stat").write_text("anon 700000\ninactive_file 300000\n")
-  (group / "memory.max").write_text("max\n")
-  assert memory.free_host_bytes(tmp_path) == 5000 * 1024
-  (group / "memory.max").write_text("1500000\n")
+  (tmp_path / "memory.max").write_text("1500000\n")
   assert memory.free_host_bytes(tmp_path) == 800000

@@ -12,23 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import saved_runs
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dape_jax import data
 from dape_jax.config import (
     DataConfig,
-    ExperimentConfig,
     ModelConfig,
-    OptimizerConfig,
     TaskConfig,
-    TrainConfig,
 )
-from dape_jax.config_dict import experiment_to_dict
 from dape_jax.errors import ConfigError
 from dape_jax.generate.__main__ import TextAfter, heading, main
 from dape_jax.models import Transformer
-from dape_jax.training.checkpoint import Checkpoints
 from dape_jax.training.state import TrainState
 
 _TOKENIZER = data.make_tokenizer("bytes")
@@ -74,9 +70,7 @@ def _runs(tmp_path_factory):
       ("text", DataConfig(length=16)),
       ("task", TaskConfig("parity_check")),
   ):
-    config = ExperimentConfig(model, source, OptimizerConfig(), TrainConfig())
-    with Checkpoints(root / name / "checkpoints", keep=1) as checkpoints:
-      checkpoints.save(state, experiment_to_dict(config), {})
+    saved_runs.save_run(root / name, state, source, model=model)
   (root / "cut").write_bytes(b"\xc3")
   (root / "empty").touch()
   return root
@@ -171,7 +165,7 @@ def test_text_does_not_depend_on_how_it_is_cut(text, prompt, cuts):
         ("--checkpoint=text --prompt=a --topk=1", "--topk=1 (see generate"),
         ("--checkpoint=text --prompt=a --seed=x", "--seed: invalid int value"),
         ("--checkpoint=nowhere --prompt=a", "nowhere does not exist"),
-        ("--checkpoint=task --prompt=a", "task 'parity_check'; give one"),
+        ("--checkpoint=task --prompt=a", "the task parity_check; give one"),
         ("--checkpoint=text --prompt=a --top_p=2", "top_p=2.0: must be above"),
         (
             "--checkpoint=text --prompt=a",

@@ -20,31 +20,19 @@ import pytest
 os.environ["HF_DATASETS_OFFLINE"] = os.environ["HF_HUB_OFFLINE"] = "1"
 pytest.importorskip("lm_eval")
 
+import saved_runs
 from lm_eval.api.instance import Instance
 
 from dape_jax.config import (
     DataConfig,
-    ExperimentConfig,
-    ModelConfig,
-    OptimizerConfig,
     TaskConfig,
-    TrainConfig,
 )
-from dape_jax.config_dict import experiment_to_dict
 from dape_jax.errors import ConfigError
 from dape_jax.interop import lm_eval as harness
 from dape_jax.interop import lm_eval_requests
 from dape_jax.models import Transformer
-from dape_jax.training.checkpoint import Checkpoints
 from dape_jax.training.state import init_state
 
-_MODEL = ModelConfig(
-    num_layers=1,
-    width=16,
-    num_heads=2,
-    encoding="kerple_log",
-    dtype="float32",
-)
 _EOS = 257
 # Numbers of texts are even: another number of rows would be compiled anew.
 _QUESTIONS = [
@@ -71,19 +59,19 @@ def _small_chunks():
 
 @pytest.fixture(scope="module")
 def state():
-  init = lambda: init_state(Transformer(_MODEL), optax.sgd(0.1), seed=0)
+  init = lambda: init_state(
+      Transformer(saved_runs.TINY), optax.sgd(0.1), seed=0
+  )
   state = dataclasses.replace(jax.jit(init)(), step=jnp.asarray(3, jnp.int32))
   # Far from uniform; and the likeliest token is ASCII.
   params = jax.tree.map(lambda x: 2 * x, state.params)
-  ids = jnp.arange(_MODEL.vocab_size)
+  ids = jnp.arange(saved_runs.TINY.vocab_size)
   params["head"]["kernel"] *= ((ids > 32) & (ids < 127))[None]
   return dataclasses.replace(state, params=params)
 
 
 def _save(folder, state, data):
-  config = ExperimentConfig(_MODEL, data, OptimizerConfig(), TrainConfig())
-  with Checkpoints(folder / "checkpoints", keep=1) as checkpoints:
-    checkpoints.save(state, experiment_to_dict(config), {})
+  saved_runs.save_run(folder, state, data)
   return str(folder)
 
 
@@ -103,7 +91,7 @@ def make_lm(checkpoint):
 @pytest.fixture(scope="module")
 def log_probs(state):
   """Returns a function: ids -> float64 [T, V], by one full forward pass."""
-  apply = jax.jit(Transformer(_MODEL).apply)
+  apply = jax.jit(Transformer(saved_runs.TINY).apply)
 
   def of(ids):
     # Of one length, because compiling takes longer than reading.
@@ -393,7 +381,7 @@ def test_checkpoints_without_text_are_refused(state, tmp_path):
   with pytest.raises(ConfigError, match="nowhere does not exist"):
     harness.DapeJaxLM("nowhere")
   path = _save(tmp_path, state, TaskConfig(task="parity_check"))
-  with pytest.raises(ConfigError, match="trained on task parity_check"):
+  with pytest.raises(ConfigError, match="trained on the task parity_check"):
     harness.DapeJaxLM(path)
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import saved_runs
 
 from dape_jax import data
 from dape_jax.config import (
@@ -17,11 +18,9 @@ from dape_jax.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from dape_jax.config_dict import experiment_to_dict
 from dape_jax.data import sources
 from dape_jax.evaluation.runs import Run
 from dape_jax.models import Transformer
-from dape_jax.training.checkpoint import Checkpoints
 from dape_jax.training.state import init_state
 
 
@@ -66,17 +65,7 @@ def make_run():
 
 
 def _documents():
-  rng = np.random.default_rng(0)
-  return [
-      data.Document(
-          f"{split}/{number}.py",
-          split,
-          split,
-          rng.integers(97, 105, length).astype(np.uint8).tobytes(),
-      )
-      for split in ("train", "validation", "test")
-      for number, length in enumerate((90, 40, 60))
-  ]
+  return saved_runs.documents((90, 40, 60))
 
 
 @pytest.fixture(scope="session")
@@ -96,12 +85,6 @@ def _saved_run(tmp_path_factory):
   )
   init = lambda: init_state(Transformer(model), optax.sgd(0.1), seed=0)
   state = dataclasses.replace(jax.jit(init)(), step=jnp.asarray(3, jnp.int32))
-  config = ExperimentConfig(
-      model,
-      DataConfig(length=16, dir=str(root / "data")),
-      OptimizerConfig(),
-      TrainConfig(),
-  )
   batches = data.TrainBatches(
       corpus.split("train"),
       length=16,
@@ -109,8 +92,13 @@ def _saved_run(tmp_path_factory):
       seed=0,
       packing="segments",
   )
-  with Checkpoints(root / "dape" / "checkpoints", keep=1) as checkpoints:
-    checkpoints.save(state, experiment_to_dict(config), batches.data_state(3))
+  saved_runs.save_run(
+      root / "dape",
+      state,
+      DataConfig(length=16, dir=str(root / "data")),
+      batches.data_state(3),
+      model=model,
+  )
   return root
 
 

@@ -62,7 +62,6 @@ def make_step(mesh, dropout=0.0, seed=0):
       OPTIMIZER,
       lambda step: 0.1,
       mesh,
-      dropout=dropout,
       loss_mean="row",
       seed=seed,
   )

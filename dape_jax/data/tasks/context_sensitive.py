@@ -7,6 +7,8 @@ to short problems are those of the code released with Ruoss et al. 2023 (arXiv
 
 import math
 import operator
+from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 
@@ -103,7 +105,27 @@ class OddsFirst(FunctionTask):
     return np.concatenate([inputs_BxN[:, 1::2], inputs_BxN[:, ::2]], axis=1)
 
 
-class BinaryAddition(FunctionTask):
+class _BinaryArithmetic(FunctionTask):
+  """An operation on two binary numbers; inputs are `number_pairs`."""
+
+  num_inputs = 3
+  num_outputs = 3
+  operation: ClassVar[Callable[[int, int], int]]
+
+  def inputs(
+      self, rng: np.random.Generator, length: int, batch_size: int
+  ) -> np.ndarray:
+    return number_pairs(rng, length, batch_size)
+
+  def outputs_of(self, inputs_BxN: np.ndarray) -> np.ndarray:
+    num_outputs = self.output_length(inputs_BxN.shape[1])
+    return combined_numbers(type(self).operation, inputs_BxN, num_outputs)
+
+  def is_scored(self, outputs_BxM: np.ndarray) -> np.ndarray:
+    return up_to_terminator(outputs_BxM)
+
+
+class BinaryAddition(_BinaryArithmetic):
   """The sum of two binary numbers.
 
   Numbers are little-endian; the input is as in `binary.number_pairs`, the first
@@ -118,27 +140,14 @@ class BinaryAddition(FunctionTask):
   together.
   """
 
-  num_inputs = 3
-  num_outputs = 3
+  operation = operator.add
   chance = 0.5
 
   def output_length(self, length: int) -> int:
     return length + 1
 
-  def inputs(
-      self, rng: np.random.Generator, length: int, batch_size: int
-  ) -> np.ndarray:
-    return number_pairs(rng, length, batch_size)
 
-  def outputs_of(self, inputs_BxN: np.ndarray) -> np.ndarray:
-    num_outputs = self.output_length(inputs_BxN.shape[1])
-    return combined_numbers(operator.add, inputs_BxN, num_outputs)
-
-  def is_scored(self, outputs_BxM: np.ndarray) -> np.ndarray:
-    return up_to_terminator(outputs_BxM)
-
-
-class BinaryMultiplication(FunctionTask):
+class BinaryMultiplication(_BinaryArithmetic):
   """The product of two binary numbers.
 
   As `BinaryAddition`, with n outputs. A problem of length 1 or 2 has a single
@@ -150,24 +159,11 @@ class BinaryMultiplication(FunctionTask):
   with 2,048 rows at each length of 41..500, all places of a length together.
   """
 
-  num_inputs = 3
-  num_outputs = 3
+  operation = operator.mul
   chance = 0.498
 
   def output_length(self, length: int) -> int:
     return length
-
-  def inputs(
-      self, rng: np.random.Generator, length: int, batch_size: int
-  ) -> np.ndarray:
-    return number_pairs(rng, length, batch_size)
-
-  def outputs_of(self, inputs_BxN: np.ndarray) -> np.ndarray:
-    num_outputs = self.output_length(inputs_BxN.shape[1])
-    return combined_numbers(operator.mul, inputs_BxN, num_outputs)
-
-  def is_scored(self, outputs_BxM: np.ndarray) -> np.ndarray:
-    return up_to_terminator(outputs_BxM)
 
 
 class ComputeSqrt(FunctionTask):

@@ -1,0 +1,55 @@
+"""Runs on disk, written by the code that training writes them with."""
+
+import numpy as np
+
+from dape_jax import data
+from dape_jax.config import (
+    DataConfig,
+    ExperimentConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TaskConfig,
+    TrainConfig,
+)
+from dape_jax.config_dict import experiment_to_dict
+from dape_jax.training.checkpoint import Checkpoints
+
+TINY = ModelConfig(
+    num_layers=1,
+    width=16,
+    num_heads=2,
+    encoding="kerple_log",
+    dtype="float32",
+)
+
+
+def documents(sizes, seed=0):
+  """Returns documents of random letters, of these sizes in each split."""
+  rng = np.random.default_rng(seed)
+  return [
+      data.Document(
+          f"{split}/{number}.py",
+          split,
+          split,
+          rng.integers(97, 105, size).astype(np.uint8).tobytes(),
+      )
+      for split in ("train", "validation", "test")
+      for number, size in enumerate(sizes)
+  ]
+
+
+def save_run(
+    folder,
+    state,
+    trained_on: DataConfig | TaskConfig,
+    data_state=None,
+    *,
+    model: ModelConfig = TINY,
+    seed=0,
+):
+  """Writes the checkpoint of a run whose workdir is `folder`."""
+  config = ExperimentConfig(
+      model, trained_on, OptimizerConfig(), TrainConfig(), seed
+  )
+  with Checkpoints(folder / "checkpoints", keep=2) as checkpoints:
+    checkpoints.save(state, experiment_to_dict(config), data_state or {})
