@@ -54,6 +54,11 @@ class DataConfig:
     require_choice("data.tokenizer", self.tokenizer, ("bytes",))
     require_choice("data.packing", self.packing, ("segments", "plain"))
 
+  @property
+  def row_length(self) -> int:
+    """Returns the tokens of a training row."""
+    return self.length
+
 
 @dataclasses.dataclass(frozen=True)
 class TaskConfig:
@@ -84,7 +89,7 @@ class TaskConfig:
 
   @property
   def row_length(self) -> int:
-    """Returns the tokens of the longest row."""
+    """Returns the tokens of a training row, the longest problem's."""
     return tasks.make(self.task).row_length(self.length)
 
 
@@ -206,7 +211,7 @@ class ExperimentConfig:
         "must be an int from 0 to 2**32 - 1.",
     )
     is_task = isinstance(self.data, TaskConfig)
-    length = self.data.row_length if is_task else self.data.length
+    length = self.data.row_length
     max_position = self.train.max_position
     require(
         max_position == 0 or max_position >= length,

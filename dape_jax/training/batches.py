@@ -4,15 +4,10 @@ import functools
 
 import jax
 
-from dape_jax.config import DataConfig, ExperimentConfig, TaskConfig
+from dape_jax.config import ExperimentConfig, TaskConfig
 from dape_jax.data import TaskBatches, TrainBatches, load_corpus, tasks
 from dape_jax.data.batches import Batches
 from dape_jax.errors import ConfigError
-
-
-def row_length(config: DataConfig | TaskConfig) -> int:
-  """Returns how many tokens a training row has."""
-  return config.row_length if isinstance(config, TaskConfig) else config.length
 
 
 def _check_size(field: str, size: int, needed: int, of: str, fix: int) -> None:

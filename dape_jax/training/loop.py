@@ -18,7 +18,7 @@ from dape_jax.errors import ConfigError
 from dape_jax.models import Transformer
 from dape_jax.models.layer_encodings import check_positions
 from dape_jax.training import checkpoint, partitioning
-from dape_jax.training.batches import make_batches, row_length
+from dape_jax.training.batches import make_batches
 from dape_jax.training.metrics import MetricsWriter, Throughput
 from dape_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from dape_jax.training.resume import check_same_config
@@ -58,7 +58,7 @@ class _Run:
     partitioning.check_batch_size(
         config.train.batch_size, config.train.accumulation, mesh
     )
-    length = row_length(config.data)
+    length = config.data.row_length
     check_positions(config.model, length, f"rows of {length} tokens")
     check_positions(
         config.model,
@@ -206,7 +206,7 @@ def train(config: ExperimentConfig, workdir: str | os.PathLike[str]) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
   mesh = partitioning.make_mesh()
   run = _Run(config, mesh)
-  tokens_per_step = config.train.batch_size * row_length(config.data)
+  tokens_per_step = config.train.batch_size * config.data.row_length
   with contextlib.ExitStack() as stack:
     stack.enter_context(jax.set_mesh(mesh))
     with _writing_to(workdir):
