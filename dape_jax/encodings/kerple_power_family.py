@@ -18,11 +18,7 @@ from dape_jax.encodings.kerple import (
     Range,
     power,
 )
-from dape_jax.encodings.tile import (
-    AdditiveBias,
-    Params,
-    Tile,
-)
+from dape_jax.encodings.tile import AdditiveBias, Params, Tile
 
 
 @dataclasses.dataclass(frozen=True)

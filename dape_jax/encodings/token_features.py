@@ -9,12 +9,7 @@ import jax.numpy as jnp
 
 from dape_jax.array_typing import TileScores
 from dape_jax.encodings.base import PositionalEncoding
-from dape_jax.encodings.tile import (
-    AdditiveBias,
-    Params,
-    ScoreMod,
-    Tile,
-)
+from dape_jax.encodings.tile import AdditiveBias, Params, ScoreMod, Tile
 
 
 def without_padding(x: jax.Array, segment_ids: jax.Array | None) -> jax.Array:
