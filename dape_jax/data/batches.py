@@ -1,7 +1,7 @@
 """Training batches addressed by step, so that resuming needs one integer."""
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,56 +24,57 @@ _STATE_FIELDS = {
 
 
 class Batches(abc.ABC):
-  """An endless sequence of batches, each a pure function of (seed, step).
+  """An endless sequence of batches, each row a pure function of (seed, step, row).
 
-  Process i of n gets rows i, i+n, ... of the batch that a single process would
-  get, so a run continues with the same data on any number of processes.
+  Whoever needs some rows of a batch asks for those, so a run continues with the
+  same batches on any number of devices and processes.
+
+  Attributes:
+    batch_size: rows B of a batch.
+    row_length: tokens T of a row.
   """
 
-  def __init__(
-      self, state: Mapping[str, Any], process_index: int, process_count: int
-  ):
+  def __init__(self, state: Mapping[str, Any], row_length: int):
     """Initialises.
 
     Args:
       state: what determines the batches, of what JSON has: "batch_size", rows
-        per step over all processes, and more.
-      process_index: which rows this process gets.
-      process_count: over how many processes a batch is divided.
+        per step, and more.
+      row_length: T.
 
     Raises:
-      ConfigError: batch_size is not a multiple of process_count.
+      ConfigError: batch_size is below 1.
     """
-    batch_size = state["batch_size"]
-    if not 0 <= process_index < process_count:
-      raise ValueError(
-          f"process_index={process_index} is not in [0, {process_count})."
-      )
-    if batch_size < 1 or batch_size % process_count:
-      raise ConfigError(
-          f"config.train.batch_size={batch_size}: must be a positive multiple"
-          f" of the number of processes, {process_count}."
-      )
+    self.batch_size = state["batch_size"]
+    self.row_length = row_length
     self._state = dict(state)
-    self._rows = slice(process_index, None, process_count)
+    if self.batch_size < 1:
+      raise ConfigError(
+          f"config.train.batch_size={self.batch_size}: must be greater than 0."
+      )
 
   def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-    """Returns this process's rows of the batch of optimizer step `step`.
+    """Returns all rows of the batch of a step, see `rows`."""
+    return self.rows(step, range(self.batch_size))
+
+  def rows(self, step: int, rows: Sequence[int]) -> dict[str, np.ndarray]:
+    """Returns rows of the batch of an optimizer step.
 
     Args:
       step: counted from 0, without an end.
+      rows: which ones, of 0..batch_size - 1.
 
     Returns:
-      Arrays [batch_size / process_count, T]: inputs, targets, segment_ids
-      (from 1; 0 is padding), positions, all int32, and loss_weights float32.
+      Arrays [rows, T]: inputs, targets, segment_ids (from 1; 0 is padding),
+      positions, all int32, and loss_weights float32.
     """
     if step < 0:
       raise IndexError(f"step={step} must not be negative.")
-    return self._batch(int(step))
+    return self._rows(int(step), rows)
 
   @abc.abstractmethod
-  def _batch(self, step: int) -> dict[str, np.ndarray]:
-    """Returns the rows of a step from 0."""
+  def _rows(self, step: int, rows: Sequence[int]) -> dict[str, np.ndarray]:
+    """Returns what `rows` does."""
 
   def data_state(self, step: int) -> dict[str, Any]:
     """Returns what a checkpoint at `step` must keep, JSON-serialisable."""
@@ -124,23 +125,19 @@ class TrainBatches(Batches):
       batch_size: int,
       seed: int,
       packing: str = "segments",
-      process_index: int = 0,
-      process_count: int = 1,
   ):
     """Builds the index; reads no data.
 
     Args:
       split: of a corpus.
       length: T, tokens per window.
-      batch_size: windows per step over all processes.
+      batch_size: windows per step.
       seed: of the shuffle, in [0, 2**32).
       packing: "segments" or "plain" (see `Windows`).
-      process_index: which rows this process gets.
-      process_count: over how many processes a batch is divided.
 
     Raises:
-      ConfigError: batch_size is not a multiple of process_count, the split is
-        shorter than a window, or the seed is out of range.
+      ConfigError: the split is shorter than a window, or a number is out of
+        range.
     """
     import grain  # takes a second and imports jax
 
@@ -153,13 +150,16 @@ class TrainBatches(Batches):
         "packing": packing,
         "fingerprint": split.fingerprint,
     }
-    super().__init__(state, process_index, process_count)
+    super().__init__(state, length)
     windows = Windows(split, length, packing)
     self.num_windows = len(windows)
     dataset = grain.MapDataset.source(windows)
-    dataset = dataset.seed(seed).shuffle().repeat()
-    dataset = dataset[self._rows]
-    self._batches = dataset.batch(batch_size // process_count)
+    self._dataset = dataset.seed(seed).shuffle().repeat()
 
-  def _batch(self, step: int) -> dict[str, np.ndarray]:
-    return self._batches[step]
+  def _rows(self, step: int, rows: Sequence[int]) -> dict[str, np.ndarray]:
+    first = step * self.batch_size
+    windows = [self._dataset[first + row] for row in rows]
+    return {
+        name: np.stack([window[name] for window in windows])
+        for name in windows[0]
+    }

@@ -1,5 +1,7 @@
 """Training batches of generated tasks, addressed by step as those of text."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from dape_jax.data.batches import Batches
@@ -52,24 +54,20 @@ class TaskBatches(Batches):
       batch_size: int,
       seed: int,
       lengths_per_batch: int = 1,
-      process_index: int = 0,
-      process_count: int = 1,
   ):
     """Draws nothing yet.
 
     Args:
       task: name of the task.
       length: of the longest problems.
-      batch_size: rows per step over all processes.
+      batch_size: rows per step.
       seed: of the problems; other batches than those of any other seed.
       lengths_per_batch: lengths drawn for a batch, each for an equal part of its
         rows; a divisor of batch_size.
-      process_index: which rows this process gets.
-      process_count: over how many processes a batch is divided.
 
     Raises:
-      ConfigError: unknown task, or batch_size is not a multiple of
-        process_count and of lengths_per_batch.
+      ConfigError: unknown task, or batch_size is not a positive multiple of
+        lengths_per_batch.
     """
     if lengths_per_batch < 1 or batch_size % lengths_per_batch:
       raise ConfigError(
@@ -83,23 +81,22 @@ class TaskBatches(Batches):
         "lengths_per_batch": lengths_per_batch,
         "task": task,
     }
-    super().__init__(state, process_index, process_count)
     self._task = make(task)
-    self._row_length = self._task.row_length(length)
+    super().__init__(state, self._task.row_length(length))
 
-  def _batch(self, step: int) -> dict[str, np.ndarray]:
+  def _rows(self, step: int, rows: Sequence[int]) -> dict[str, np.ndarray]:
     state = self._state
     rng = np.random.default_rng([state["seed"], step])
     limits = self._task.min_length, state["length"]
     count = state["lengths_per_batch"]
     parts = [
         padded_rows(
-            self._task.sample(rng, int(length), state["batch_size"] // count),
-            self._row_length,
+            self._task.sample(rng, int(length), self.batch_size // count),
+            self.row_length,
         )
         for length in rng.integers(*limits, size=count, endpoint=True)
     ]
     return {
-        name: np.concatenate([part[name] for part in parts])[self._rows]
+        name: np.concatenate([part[name] for part in parts])[list(rows)]
         for name in parts[0]
     }

@@ -2,8 +2,6 @@
 
 import functools
 
-import jax
-
 from dape_jax.config import ExperimentConfig, TaskConfig
 from dape_jax.data import TaskBatches, TrainBatches, load_corpus, tasks
 from dape_jax.data.batches import Batches
@@ -29,8 +27,6 @@ def make_batches(config: ExperimentConfig) -> tuple[Batches, Batches]:
   sharing = dict(
       length=config.data.length,
       batch_size=config.train.batch_size,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
   )
   vocab_size = config.model.vocab_size
   if isinstance(config.data, TaskConfig):

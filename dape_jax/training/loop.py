@@ -101,7 +101,7 @@ class _Run:
 
   def global_batch(self, batches, step: int):
     return partitioning.global_batch(
-        batches[step], self.config.train.accumulation, self.mesh
+        batches, step, self.config.train.accumulation, self.mesh
     )
 
   def validation_loss(self, params: Any) -> float:

@@ -4,12 +4,13 @@ Training is data parallel: the windows of a batch are split over all devices of
 all hosts, the state is replicated.
 """
 
-from collections.abc import Mapping
+import functools
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from dape_jax.data.batches import Batches
 from dape_jax.errors import ConfigError
 
 
@@ -46,22 +47,34 @@ def check_batch_size(batch_size: int, accumulation: int, mesh: Mesh) -> None:
 
 
 def global_batch(
-    rows: Mapping[str, np.ndarray], accumulation: int, mesh: Mesh
+    batches: Batches, step: int, accumulation: int, mesh: Mesh
 ) -> dict[str, jax.Array]:
-  """Returns the batch over all devices from this process's rows.
+  """Returns the batch of a step on the devices; each process reads its rows.
 
   Args:
-    rows: arrays [windows of this process, T].
+    batches: of the run.
+    step: counted from 0.
     accumulation: number of microbatches A.
     mesh: of `make_mesh`.
 
   Returns:
-    Arrays [A, windows of all processes / A, T], the windows split over devices.
+    Arrays [A, B / A, T], row b of the batch at [b // (B / A), b % (B / A)].
   """
+  shape = (accumulation, batches.batch_size // accumulation, batches.row_length)
   sharding = batch_sharding(mesh)
+  numbers = np.arange(batches.batch_size).reshape(shape[:2])
+  places = sharding.addressable_devices_indices_map(shape)
+  needed = {row for place in places.values() for row in numbers[place[:2]].flat}
+  rows = sorted(needed)
+  at = np.zeros(batches.batch_size, np.int32)
+  at[rows] = np.arange(len(rows))
+
+  def on_device(values, place):
+    return values[at[numbers[place[:2]]]][..., place[2]]
+
   return {
-      name: jax.make_array_from_process_local_data(
-          sharding, values.reshape(accumulation, -1, values.shape[-1])
+      name: jax.make_array_from_callback(
+          shape, sharding, functools.partial(on_device, values)
       )
-      for name, values in rows.items()
+      for name, values in batches.rows(step, rows).items()
   }

@@ -41,18 +41,13 @@ def test_a_batch_is_a_function_of_seed_and_step(corpus):
   assert not np.array_equal(other["inputs"], forward[0]["inputs"])
 
 
-@pytest.mark.parametrize("process_count", [2, 4, 8])
-def test_processes_interleave_to_the_batch_of_one(corpus, process_count):
+def test_any_rows_of_a_batch(corpus):
   one = _batches(corpus)
-  processes = [
-      _batches(corpus, process_index=i, process_count=process_count)
-      for i in range(process_count)
-  ]
   for step in (0, 7, 10_000):
     together = one[step]
-    for index, process in enumerate(processes):
-      rows = {k: v[index::process_count] for k, v in together.items()}
-      _assert_equal(process[step], rows)
+    for rows in ([0], [5, 1], range(1, 8, 2)):
+      expected = {k: v[list(rows)] for k, v in together.items()}
+      _assert_equal(one.rows(step, rows), expected)
 
 
 def test_an_epoch_has_every_window_once_and_the_next_another_order(corpus):
@@ -88,8 +83,6 @@ def test_state_survives_json_and_is_checked(corpus):
       "fingerprint": corpus.fingerprint,
   }
   batches.check_state(state)
-  # Another number of processes continues the same data.
-  _batches(corpus, process_index=1, process_count=2).check_state(state)
   for change, field in (
       ({"seed": 4}, "config.seed"),
       ({"batch_size": 4}, "config.train.batch_size"),
@@ -107,7 +100,6 @@ def test_state_survives_json_and_is_checked(corpus):
 
 def test_settings_are_checked(corpus):
   for change, message in (
-      ({"process_count": 3}, r"config.train.batch_size=8.*processes, 3"),
       ({"batch_size": 0}, "config.train.batch_size=0"),
       ({"length": 10**9}, "config.data.length"),
       ({"packing": "dense"}, "config.data.packing"),
@@ -116,7 +108,5 @@ def test_settings_are_checked(corpus):
   ):
     with pytest.raises(ConfigError, match=message):
       _batches(corpus, **change)
-  with pytest.raises(ValueError, match="process_index=2"):
-    _batches(corpus, process_index=2, process_count=2)
   with pytest.raises(IndexError):
     _batches(corpus)[-1]

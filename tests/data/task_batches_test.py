@@ -105,34 +105,22 @@ def test_a_batch_may_have_several_lengths():
     batches(lengths_per_batch=0)
 
 
-@pytest.mark.parametrize("process_count", [2, 4, 8])
-def test_processes_interleave_to_the_batch_of_one(process_count):
+def test_any_rows_of_a_batch():
   one = batches(lengths_per_batch=4)
-  processes = [
-      batches(
-          lengths_per_batch=4,
-          process_index=index,
-          process_count=process_count,
-      )
-      for index in range(process_count)
-  ]
   for step in (0, 7, 10_000):
     together = one[step]
-    for index, process in enumerate(processes):
-      rows = {k: v[index::process_count] for k, v in together.items()}
-      assert_equal(process[step], rows)
+    for rows in ([0], [5, 1], range(1, 8, 2)):
+      expected = {k: v[list(rows)] for k, v in together.items()}
+      assert_equal(one.rows(step, rows), expected)
 
 
 def test_settings_are_checked():
   for changes, message in (
       ({"task": "cpoy"}, "task 'cpoy' is unknown. Did you mean \"copy\""),
-      ({"process_count": 3}, "config.train.batch_size=8.*processes, 3"),
       ({"batch_size": 0}, "config.train.batch_size=0"),
   ):
     with pytest.raises(ConfigError, match=message):
       batches(**changes)
-  with pytest.raises(ValueError, match="process_index=2"):
-    batches(process_index=2, process_count=2)
   with pytest.raises(IndexError):
     batches()[-1]
 
@@ -148,8 +136,6 @@ def test_state_survives_json_and_is_checked():
       "task": "copy",
   }
   batches().check_state(state)
-  # Another number of processes continues the same data.
-  batches(process_index=1, process_count=2).check_state(state)
   for change, field in (
       ({"seed": 4}, "config.seed is 4 but 3"),
       ({"batch_size": 4}, "config.train.batch_size is 4 but 8"),

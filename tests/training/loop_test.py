@@ -30,10 +30,10 @@ def train_until(monkeypatch):
   def train(config, workdir, step):
     class Interrupted(train_batches):
 
-      def __getitem__(self, index):
+      def rows(self, index, rows):
         if index == step:
           raise _InterruptedError
-        return super().__getitem__(index)
+        return super().rows(index, rows)
 
     with monkeypatch.context() as patch:
       patch.setattr(batches, "TrainBatches", Interrupted)

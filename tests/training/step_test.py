@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from given_batches import GivenBatches
 
 from dape_jax.data import TrainBatches
 from dape_jax.errors import ConfigError
@@ -50,7 +51,7 @@ def train(tiny_corpus, make_state):
       state = make_state(config, mesh)
       for step in range(steps):
         batch = partitioning.global_batch(
-            batches[step], config.train.accumulation, mesh
+            batches, step, config.train.accumulation, mesh
         )
         state, metrics = train_step(state, batch)
         history.append(jax.device_get(metrics))
@@ -118,7 +119,8 @@ def test_a_batch_that_does_not_split_over_the_devices_is_refused(make_mesh):
 
 def test_the_batch_lies_on_all_devices():
   rows = {"inputs": np.arange(16 * 4, dtype=np.int32).reshape(16, 4)}
-  batch = partitioning.global_batch(rows, 2, partitioning.make_mesh())
+  mesh = partitioning.make_mesh()
+  batch = partitioning.global_batch(GivenBatches(rows), 0, 2, mesh)
   assert batch["inputs"].shape == (2, 8, 4)
   shards = batch["inputs"].addressable_shards
   assert [s.data.shape for s in shards] == [(2, 1, 4)] * 8
@@ -140,7 +142,8 @@ def test_a_batch_without_targets_has_no_loss_and_no_gradient(
   rows["loss_weights"] = np.zeros_like(rows["loss_weights"])
   with jax.set_mesh(mesh):
     _, metrics = _train_step(config, mesh)(
-        make_state(config, mesh), partitioning.global_batch(rows, 1, mesh)
+        make_state(config, mesh),
+        partitioning.global_batch(GivenBatches(rows), 0, 1, mesh),
     )
   assert metrics["tokens"] == 0
   assert metrics["loss"] == 0
@@ -155,7 +158,9 @@ def test_eval_step_sums_over_microbatches(
   params = make_state(config, mesh).params
   rows = _batches(config, tiny_corpus)[0]
   eval_step = make_eval_step(model, mesh)
-  nats, weight = eval_step(params, partitioning.global_batch(rows, 2, mesh))
+  nats, weight = eval_step(
+      params, partitioning.global_batch(GivenBatches(rows), 0, 2, mesh)
+  )
 
   @jax.jit
   def whole(params, rows):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from given_batches import GivenBatches
 
 from dape_jax.config import ModelConfig
 from dape_jax.data import TaskBatches
@@ -72,7 +73,7 @@ def run(mesh, state, rows):
   """Returns a function: step -> state and metrics after it."""
 
   def run(step, accumulation=1, at=0):
-    batch = partitioning.global_batch(rows, accumulation, mesh)
+    batch = partitioning.global_batch(GivenBatches(rows), 0, accumulation, mesh)
     # A step takes its state away.
     copy = jax.tree.map(jnp.copy, state)
     copy = dataclasses.replace(copy, step=copy.step + at)
@@ -125,7 +126,7 @@ def test_evaluation_counts_as_training_and_has_no_dropout(
 ):
   model = Tiny(dropout=0.5)
   evaluate = make_eval_step(model, mesh, loss_mean=loss_mean)
-  batch = partitioning.global_batch(rows, 2, mesh)
+  batch = partitioning.global_batch(GivenBatches(rows), 0, 2, mesh)
   nats, divisor = evaluate(state.params, batch)
   np.testing.assert_allclose(nats, nats_of_rows.sum(), rtol=1e-5)
   assert divisor == (count or rows["loss_weights"].sum())
