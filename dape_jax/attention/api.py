@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from absl import logging
 
 from dape_jax.array_typing import Key, Positions, Query, SegmentIds, Value
-from dape_jax.attention import target
+from dape_jax.attention import sharded, target
 from dape_jax.attention.chunked import chunked_attention
 from dape_jax.attention.reference import reference_attention
 from dape_jax.encodings.dape_v2 import DapeV2Tile
@@ -92,16 +92,21 @@ def attention(
       "kv_segment_ids": kv_segment_ids,
       "q_features": q_features,
       "kv_features": kv_features,
+  }
+  settings = {
       "causal": causal,
       "window": window,
       "scale": query.shape[-1] ** -0.5 if scale is None else scale,
   }
   if implementation == "reference":
     return reference_attention(
-        query, key, value, score_mod, sink=sink, **arguments
+        query, key, value, score_mod, sink=sink, **arguments, **settings
     )
-  chosen = _choose(implementation, query, key, value, score_mod, arguments)
-  out, lse = chosen(query, key, value, score_mod, **arguments)
+  local = functools.partial(_local_attention, implementation, settings)
+  axes = sharded.split_axes(query, key)
+  if axes is not None:
+    local = functools.partial(sharded.split_attention, local, axes)
+  out, lse = local(query, key, value, score_mod, **arguments)
   if sink is None:
     return out
   # The sink takes exp(sink) / (exp(sink) + exp(lse)) of each query's weight.
@@ -109,10 +114,25 @@ def attention(
   return (out * kept[..., None]).astype(out.dtype)
 
 
+def _local_attention(
+    implementation, settings, query, key, value, score_mod, **arguments
+):
+  """Returns out and log-sum-exp of arrays on one device."""
+  chosen = _choose(implementation, query, key, value, score_mod, arguments)
+  return chosen(query, key, value, score_mod, **arguments, **settings)
+
+
 def _choose(implementation, query, key, value, score_mod, arguments):
   """Returns the function of a name, or of the best that supports the call."""
   if implementation == "chunked":
     return chunked_attention
+  if arguments.get("kv_halo"):
+    if implementation is None:
+      return chunked_attention
+    raise NotImplementedError(
+        f"implementation={implementation!r} takes no keys round a ring for a"
+        " score modifier that reads their neighbours; choose 'chunked', or None."
+    )
   if implementation not in (None, "pallas_tpu"):
     raise NotImplementedError(
         f"implementation={implementation!r} does not exist; there is"

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 from jax import lax
 
+from dape_jax.attention.sharded import auto_axes
+
 
 def map_batch(
     function: Callable[..., Any],
@@ -33,7 +35,7 @@ def map_batch(
   }
   batched = {k: v for k, v in arguments.items() if k not in shared}
   batch = batched["query"].shape[0]
-  if jax.sharding.get_abstract_mesh().size > 1 or together == batch:
+  if auto_axes() or together == batch:
     return function(batched, shared)
 
   def split(x):

@@ -91,16 +91,20 @@ def chunked_attention(
     causal: bool,
     window: int | None,
     scale: float,
+    kv_halo: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns `api.attention`'s output and the log-sum-exp of its scores.
 
-  A score modifier of scope "row" gets all keys of some queries at once.
+  A score modifier of scope "row" gets all keys of some queries at once. With
+  `kv_halo`, keys and what is known of them, but not the values, come with
+  `score_mod.halo` more at either end, which are neighbours only: they take no
+  weight.
 
   Returns:
     [B, T, N, Hv] in query's dtype, and [B, T, N] in float32 (or wider), MASKED
     for a query that sees no key.
   """
-  num_keys = key.shape[1]
+  num_keys = value.shape[1]
   q_limit, kv_limit = tiling.default_blocks(len(query))
   function = None if score_mod is None else score_mod.function
   if function is not None and function.scope == "row":
@@ -111,7 +115,9 @@ def chunked_attention(
       window,
       scale,
       tiling.even_block(query.shape[1], q_limit),
-      tiling.even_block(num_keys, kv_limit),
+      _dividing_block(num_keys, kv_limit)
+      if kv_halo
+      else tiling.even_block(num_keys, kv_limit),
       target.operand_dtype(query.dtype),
   )
   arguments = {
@@ -126,19 +132,27 @@ def chunked_attention(
       "kv_features": kv_features,
   }
   params = {} if score_mod is None else score_mod.params
-  return _chunked_attention(call, params, arguments)
+  return _chunked_attention(call, kv_halo, params, arguments)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _chunked_attention(call: _Call, params, arguments):
+def _dividing_block(length: int, limit: int) -> int:
+  """Returns the largest block that leaves no room between keys and halo."""
+  return max(n for n in range(1, limit + 1) if length % n == 0)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _chunked_attention(call: _Call, kv_halo: bool, params, arguments):
   """Returns output and log-sum-exp; see `chunked_attention`."""
   batch, num_queries = arguments["query"].shape[:2]
-  num_keys = arguments["key"].shape[1]
+  num_keys = arguments["value"].shape[1]
   q_pad = (0, -num_queries % call.q_block)
   kv_pad = (call.halo, call.halo + -num_keys % call.kv_block)
   padded = {}
   for name, tree in arguments.items():
     is_positions = name.endswith("_positions")
+    if kv_halo and name[0] == "k":
+      padded[name] = tree
+      continue
     padded[name] = _pad(
         tree,
         q_pad if name[0] == "q" else kv_pad,

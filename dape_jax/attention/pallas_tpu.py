@@ -7,7 +7,6 @@ and adds to the running softmax. This file has the forward kernel,
 """
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from dape_jax.attention import pallas_tpu_common as common
-from dape_jax.attention import pallas_tpu_vjp
+from dape_jax.attention import pallas_tpu_vjp, sharded
 from dape_jax.attention.mask import MASKED
 from dape_jax.attention.pallas_tpu_common import LANES, Settings, Tokens
 from dape_jax.encodings.tile import ScoreMod
@@ -51,9 +50,9 @@ def unsupported(
   batch, num_queries = query.shape[:2]
   if num_queries < _MIN_QUERIES:
     return f"{num_queries} queries fill too little of a tile"
-  devices = math.prod(common.mesh_axes().values())
-  if batch % devices:
-    return f"a batch of {batch} does not divide over {devices} devices"
+  axes = sharded.auto_axes()
+  if axes:
+    return f"a batch of {batch} does not divide over the devices of a mesh of {axes}"
   return None
 
 

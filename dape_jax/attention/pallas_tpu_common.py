@@ -63,40 +63,13 @@ def in_lanes(x: jax.Array) -> jax.Array:
   return jnp.broadcast_to(jnp.atleast_1d(x)[:, None], (x.size, LANES))
 
 
-def mesh_axes() -> dict[str, int]:
-  """Returns the axes that the compiler would split arrays over, and sizes."""
-  mesh = jax.sharding.get_abstract_mesh()
-  return {
-      name: size
-      for name, size, kind in zip(
-          mesh.axis_names, mesh.axis_sizes, mesh.axis_types
-      )
-      if kind == jax.sharding.AxisType.Auto and size > 1
-  }
-
-
 def over_batch(function, batched, tokens, params):
-  """Returns function(batched, tokens, params) on each device's part of it.
+  """Returns function(batched, tokens, params), whose results have the batch first.
 
-  Results have the batch first. Under `jax.vmap` the mapped axis becomes part of
-  the batch, unless parameters differ along it.
+  Under `jax.vmap` the mapped axis becomes part of the batch, unless parameters
+  differ along it.
   """
-
-  @jax.custom_batching.custom_vmap
-  def call(batched, tokens, params):
-    axes = mesh_axes()
-    if not axes:
-      return function(batched, tokens, params)
-    split = jax.sharding.PartitionSpec(tuple(axes))
-    whole = jax.sharding.PartitionSpec()
-    shared = len(tokens.q_positions) < len(batched[0])
-    return jax.shard_map(
-        function,
-        in_specs=(split, whole if shared else split, whole),
-        out_specs=split,
-        axis_names=set(axes),
-        check_vma=False,
-    )(batched, tokens, params)
+  call = jax.custom_batching.custom_vmap(function)
 
   @call.def_vmap
   def mapped(size, is_mapped, batched, tokens, params):
