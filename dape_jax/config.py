@@ -15,11 +15,13 @@ from dape_jax.config_checks import (
     require_positive,
 )
 from dape_jax.data import tasks
+from dape_jax.mesh_config import MeshConfig
 from dape_jax.model_config import ModelConfig
 
 __all__ = [
     "DataConfig",
     "ExperimentConfig",
+    "MeshConfig",
     "ModelConfig",
     "OptimizerConfig",
     "TaskConfig",
@@ -195,12 +197,13 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
-  """Everything that determines a training run, except the machine."""
+  """Everything that determines a training run; `mesh` fits it to a machine."""
 
   model: ModelConfig
   data: DataConfig | TaskConfig
   optimizer: OptimizerConfig
   train: TrainConfig
+  mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
   seed: int = 0
 
   def __post_init__(self):
@@ -212,6 +215,12 @@ class ExperimentConfig:
     )
     is_task = isinstance(self.data, TaskConfig)
     length = self.data.row_length
+    require(
+        length % self.mesh.context == 0,
+        "mesh.context",
+        self.mesh.context,
+        f"does not divide the {length} tokens of a row.",
+    )
     max_position = self.train.max_position
     require(
         max_position == 0 or max_position >= length,

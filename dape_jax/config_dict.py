@@ -7,6 +7,7 @@ from typing import Any
 from dape_jax.config import (
     DataConfig,
     ExperimentConfig,
+    MeshConfig,
     ModelConfig,
     OptimizerConfig,
     TaskConfig,
@@ -19,6 +20,7 @@ _SECTIONS = {
     "data": DataConfig,
     "optimizer": OptimizerConfig,
     "train": TrainConfig,
+    "mesh": MeshConfig,
 }
 
 
@@ -50,8 +52,8 @@ def experiment_from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
   """Returns the validated experiment of a ConfigDict's or JSON file's dict.
 
   Args:
-    values: nested mapping with the sections model, data, optimizer and train,
-      and `seed`. Left-out settings take their defaults. The section data is
+    values: nested mapping with the sections model, data, optimizer, train and
+      mesh, and `seed`. Left-out settings take their defaults. The section data is
       that of a TaskConfig if it has "task", and else of a DataConfig.
 
   Raises:

@@ -9,6 +9,7 @@ import ml_collections
 from dape_jax import encodings
 from dape_jax.config import (
     DataConfig,
+    MeshConfig,
     ModelConfig,
     OptimizerConfig,
     TaskConfig,
@@ -119,15 +120,16 @@ def all_settings(
     data: Mapping[str, Any],
     optimizer: Mapping[str, Any],
     train: Mapping[str, Any],
+    mesh: Mapping[str, Any] | None = None,
 ) -> ml_collections.ConfigDict:
   """Returns what `get_config` of a config file returns: every setting there is.
 
   So that flags can change each of them.
 
   Args:
-    model, data, optimizer, train: settings that are not the defaults of
+    model, data, optimizer, train, mesh: settings that are not the defaults of
       `ModelConfig`, `DataConfig` (`TaskConfig` if data has "task"),
-      `OptimizerConfig` and `TrainConfig`.
+      `OptimizerConfig`, `TrainConfig` and `MeshConfig`.
   """
   config = ml_collections.ConfigDict()
   config.seed = 0
@@ -137,4 +139,5 @@ def all_settings(
   )
   config.optimizer = _with_defaults(OptimizerConfig, optimizer)
   config.train = _with_defaults(TrainConfig, train)
+  config.mesh = _with_defaults(MeshConfig, mesh or {})
   return config

@@ -16,7 +16,12 @@ from dape_jax.attention import (
 )
 from dape_jax.config import ModelConfig
 from dape_jax.models.layer_encodings import is_shared, make_encoding
-from dape_jax.models.projections import Einsum, layer_norm, projection_init
+from dape_jax.models.projections import (
+    Einsum,
+    layer_norm,
+    placed,
+    projection_init,
+)
 
 
 @flax.struct.dataclass
@@ -187,7 +192,7 @@ class Mlp(nn.Module):
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     activation = {"gelu": nn.gelu, "relu": nn.relu}[self.config.activation]
-    return self.down(activation(self.up(x_BxTxD)))
+    return self.down(activation(placed(self.up(x_BxTxD))))
 
 
 class Block(nn.Module):
@@ -216,10 +221,12 @@ class Block(nn.Module):
 
     if self.config.norm == "post":
       attended, slots = self.attention(x_BxTxD, slots, context)
-      x_BxTxD = self.attention_norm(x_BxTxD + dropped(attended))
-      return self.mlp_norm(x_BxTxD + dropped(self.mlp(x_BxTxD))), slots
+      x_BxTxD = placed(self.attention_norm(x_BxTxD + dropped(attended)))
+      x_BxTxD = self.mlp_norm(x_BxTxD + dropped(self.mlp(x_BxTxD)))
+      return placed(x_BxTxD), slots
     attended, slots = self.attention(
         self.attention_norm(x_BxTxD), slots, context
     )
-    x_BxTxD = x_BxTxD + dropped(attended)
-    return x_BxTxD + dropped(self.mlp(self.mlp_norm(x_BxTxD))), slots
+    x_BxTxD = placed(x_BxTxD + dropped(attended))
+    x_BxTxD = x_BxTxD + dropped(self.mlp(self.mlp_norm(x_BxTxD)))
+    return placed(x_BxTxD), slots

@@ -27,6 +27,17 @@ def projection_init(config: ModelConfig, fan_in: int, is_output: bool = False):
   return nn.initializers.normal(stddev)
 
 
+def placed(x_BxTx: jax.Array) -> jax.Array:
+  """Returns activations [B, T, ...], split over devices as rows and tokens are.
+
+  So that compilers bring parameters to the activations, and not the reverse. Where
+  "batch" and "length" lie, flax's logical axis rules say; without any, `x` is
+  returned as it is.
+  """
+  names = ("batch", "length", *[None] * (x_BxTx.ndim - 2))
+  return nn.with_logical_constraint(x_BxTx, names)
+
+
 class Einsum(nn.Module):
   """y = einsum(equation, x, kernel) + bias, in the compute dtype.
 

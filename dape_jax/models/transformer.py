@@ -18,7 +18,12 @@ from dape_jax.attention.cache import (
 from dape_jax.config import ModelConfig
 from dape_jax.models.layer_encodings import is_shared, make_encoding
 from dape_jax.models.layers import Block, Context, Slots
-from dape_jax.models.projections import Einsum, layer_norm, projection_init
+from dape_jax.models.projections import (
+    Einsum,
+    layer_norm,
+    placed,
+    projection_init,
+)
 
 REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -161,10 +166,10 @@ class Transformer(nn.Module):
         self._initialise_encoding(x_BxTxD)
       params = self.encoding.variables.get("params", {})
       context = context.replace(encoding_params=params)
-    x_BxTxD, slots = self._all_layers(x_BxTxD, slots, context)
+    x_BxTxD, slots = self._all_layers(placed(x_BxTxD), slots, context)
     if self.config.norm == "pre":
       x_BxTxD = self.final_norm(x_BxTxD)
-    logits_BxTxV = self.head(x_BxTxD)
+    logits_BxTxV = placed(self.head(x_BxTxD))
     if cache is None:
       return logits_BxTxV
     logits_BxTxV = jnp.where(overfilled(cache), jnp.nan, logits_BxTxV)

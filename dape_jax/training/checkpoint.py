@@ -96,12 +96,12 @@ def _check_params_fit(path: pathlib.Path, expected: Any) -> None:
 def _restore(
     path: pathlib.Path, expected: Mapping[str, Any], mesh: jax.sharding.Mesh
 ) -> dict[str, Any]:
-  """Returns the expected items of one step, replicated over the mesh."""
+  """Returns the expected items of one step, split over the mesh as a state."""
   _check_params_fit(path, expected["params"])
-  sharding = partitioning.replicated(mesh)
   abstract = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       dict(expected),
+      partitioning.state_sharding(dict(expected), mesh),
   )
   metadata = load_metadata(path)
   items = _load(path, abstract)
@@ -185,7 +185,7 @@ def load_metadata(path: pathlib.Path) -> dict[str, Any]:
 def load_state(
     path: pathlib.Path, abstract_state: TrainState, mesh: jax.sharding.Mesh
 ) -> TrainState:
-  """Returns the state of the step folder `path`, replicated on the mesh.
+  """Returns the state of the step folder `path` on the mesh.
 
   Args:
     path: `Checkpoints.latest`.

@@ -55,9 +55,7 @@ class _Run:
   """A run with its data, its programs and its state."""
 
   def __init__(self, config: ExperimentConfig, mesh: jax.sharding.Mesh):
-    partitioning.check_batch_size(
-        config.train.batch_size, config.train.accumulation, mesh
-    )
+    partitioning.check_batch(config, mesh)
     length = config.data.row_length
     check_positions(config.model, length, f"rows of {length} tokens")
     check_positions(
@@ -91,8 +89,8 @@ class _Run:
   def start(self, latest: pathlib.Path | None):
     """Returns the state and its step, of a checkpoint or of a new run."""
     if latest is None:
-      sharding = partitioning.replicated(self.mesh)
-      return jax.jit(self.init_state, out_shardings=sharding)(), 0
+      shardings = partitioning.state_sharding(self.abstract_state, self.mesh)
+      return jax.jit(self.init_state, out_shardings=shardings)(), 0
     metadata = checkpoint.load_metadata(latest)
     check_same_config(self.config, metadata["config"])
     self.batches.check_state(metadata["data_state"])
@@ -204,7 +202,7 @@ def train(config: ExperimentConfig, workdir: str | os.PathLike[str]) -> None:
   main_process = jax.process_index() == 0
   with _writing_to(workdir):
     workdir.mkdir(parents=True, exist_ok=True)
-  mesh = partitioning.make_mesh()
+  mesh = partitioning.make_mesh(config.mesh)
   run = _Run(config, mesh)
   tokens_per_step = config.train.batch_size * config.data.row_length
   with contextlib.ExitStack() as stack:

@@ -12,6 +12,10 @@ from dape_jax.errors import ConfigError
 _FREE = frozenset(
     {
         "data.dir",
+        "mesh.data",
+        "mesh.fsdp",
+        "mesh.context",
+        "mesh.ring",
         "train.log_every",
         "train.eval_every",
         "train.eval_batches",

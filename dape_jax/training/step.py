@@ -87,7 +87,8 @@ def make_train_step(
     model: the decoder.
     optimizer: of `make_optimizer`.
     schedule: the optimizer's learning rate, for the metrics.
-    mesh: of `partitioning.make_mesh`.
+    mesh: of `partitioning.make_mesh`; the state lies on it as
+      `partitioning.state_sharding` says.
     max_position: draw each row's positions at random from as many, see
       `randomized_positions`; 0 takes them as they are.
     loss_mean: see `loss_count`.
@@ -106,22 +107,27 @@ def make_train_step(
     key = jax.random.fold_in(jax.random.key(seed), 2**32 - 1)
     return jax.random.split(jax.random.fold_in(key, step), num_microbatches)
 
+  placed = jax.lax.with_sharding_constraint
+
   def train_step(state, batch):
+    shardings = partitioning.state_sharding(state, mesh)
     if max_position:
       batch = with_random_positions(batch, state.step)
 
     def accumulate(total, microbatch):
-      value_and_grad = jax.value_and_grad(_microbatch_nats)(
+      nats, gradients = jax.value_and_grad(_microbatch_nats)(
           state.params, model, *microbatch
       )
-      return jax.tree.map(jnp.add, total, value_and_grad), None
+      gradients = placed(gradients, shardings.params)
+      return jax.tree.map(jnp.add, total, (nats, gradients)), None
 
     zeros = jnp.zeros((), jnp.float32), jax.tree.map(
         jnp.zeros_like, state.params
     )
     weights = batch["loss_weights"]
     rngs = {"dropout": dropout_keys(state.step, len(weights))}
-    (nats, gradients), _ = jax.lax.scan(accumulate, zeros, (batch, rngs))
+    with partitioning.logical_axes(mesh):
+      (nats, gradients), _ = jax.lax.scan(accumulate, zeros, (batch, rngs))
     # Windows without any target (length 1, say) make no loss, not 0 / 0.
     count = loss_count(weights, loss_mean)
     scale = 1 / jnp.where(count > 0, count, 1.0)
@@ -140,12 +146,12 @@ def make_train_step(
         params=optax.apply_updates(state.params, updates),
         opt_state=opt_state,
     )
-    return state, metrics
+    return placed(state, shardings), metrics
 
   return jax.jit(
       train_step,
       donate_argnums=0,
-      out_shardings=partitioning.replicated(mesh),
+      out_shardings=(None, partitioning.replicated(mesh)),
   )
 
 
@@ -164,7 +170,8 @@ def make_eval_step(
     def accumulate(total, rows):
       return total + _microbatch_nats(params, model, rows), None
 
-    nats, _ = jax.lax.scan(accumulate, jnp.zeros((), jnp.float32), batch)
+    with partitioning.logical_axes(mesh):
+      nats, _ = jax.lax.scan(accumulate, jnp.zeros((), jnp.float32), batch)
     return nats, loss_count(batch["loss_weights"], loss_mean)
 
   return jax.jit(eval_step, out_shardings=partitioning.replicated(mesh))

@@ -93,11 +93,7 @@ def make_mesh():
   """Returns a function: number of devices -> mesh of the first ones."""
 
   def make(num_devices):
-    return jax.sharding.Mesh(
-        np.array(jax.devices()[:num_devices]),
-        ("data",),
-        axis_types=(jax.sharding.AxisType.Auto,),
-    )
+    return partitioning.make_mesh(devices=jax.devices()[:num_devices])
 
   return make
 
@@ -110,6 +106,7 @@ def make_state():
     model = Transformer(config.model)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     init = lambda: init_state(model, optimizer, config.seed)
-    return jax.jit(init, out_shardings=partitioning.replicated(mesh))()
+    shardings = partitioning.state_sharding(jax.eval_shape(init), mesh)
+    return jax.jit(init, out_shardings=shardings)()
 
   return make

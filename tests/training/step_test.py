@@ -7,7 +7,6 @@ import pytest
 from given_batches import GivenBatches
 
 from dape_jax.data import TrainBatches
-from dape_jax.errors import ConfigError
 from dape_jax.models import Transformer
 from dape_jax.training import partitioning
 from dape_jax.training.optimizer import learning_rate_schedule, make_optimizer
@@ -87,10 +86,6 @@ def test_accumulation_equals_the_unsplit_batch(
   _assert_same(split, unsplit, 1e-5)
 
 
-def test_eight_devices_equal_one(train, unsplit, make_config, make_mesh):
-  _assert_same(train(make_config(), make_mesh(8)), unsplit, 1e-5)
-
-
 def test_randomized_positions(train, unsplit, make_config, make_mesh):
   # All positions there are: those of a row that is one document are as they were.
   plain = {"data.packing": "plain"}
@@ -108,22 +103,6 @@ def test_randomized_positions(train, unsplit, make_config, make_mesh):
   losses = [[m["loss"] for m in run[0]] for run in (once, unsplit, other)]
   assert abs(losses[0][0] - losses[1][0]) > 1e-4
   assert abs(losses[0][0] - losses[2][0]) > 1e-4
-
-
-def test_a_batch_that_does_not_split_over_the_devices_is_refused(make_mesh):
-  with pytest.raises(
-      ConfigError, match=r"config.train.batch_size=24.*multiple of 16"
-  ):
-    partitioning.check_batch_size(24, accumulation=2, mesh=make_mesh(8))
-
-
-def test_the_batch_lies_on_all_devices():
-  rows = {"inputs": np.arange(16 * 4, dtype=np.int32).reshape(16, 4)}
-  mesh = partitioning.make_mesh()
-  batch = partitioning.global_batch(GivenBatches(rows), 0, 2, mesh)
-  assert batch["inputs"].shape == (2, 8, 4)
-  shards = batch["inputs"].addressable_shards
-  assert [s.data.shape for s in shards] == [(2, 1, 4)] * 8
 
 
 def test_weighted_nats_is_float32_and_leaves_tokens_out():

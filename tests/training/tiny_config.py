@@ -30,5 +30,6 @@ def get_config() -> config_dict.ConfigDict:
           eval_batches=1,
           checkpoint_every=10,
       ),
+      mesh=dict(data=-1, fsdp=1, context=1, ring=False),
       seed=0,
   )
