@@ -3,8 +3,13 @@
   python train.py --config=configs/demo.py --workdir=runs/demo
   python train.py --config=configs/demo.py --workdir=runs/2 --config.seed=2
 
-The workdir gets config.json, metrics.jsonl, tensorboard/ and checkpoints/.
-Exit status: 0 finished, 1 the loss became infinite or NaN, 2 wrong input.
+The workdir gets config.json, metrics.jsonl, tensorboard/ and checkpoints/. Told to
+stop by SIGTERM, a run saves and ends. On Cloud TPU, GKE, Slurm and Open MPI start
+the same command in every process; elsewhere give each --coordinator_address,
+--num_processes and --process_id.
+
+Exit status: 0 finished, or stopped by SIGTERM and saved; 1 the loss became infinite
+or NaN, or the last checkpoint could not be written; 2 wrong input.
 """
 
 import sys
@@ -29,7 +34,46 @@ _WORKDIR = flags.DEFINE_string(
     "Folder for checkpoints and metrics, created if missing; a run in it is"
     " gone on with from its latest checkpoint.",
 )
+_SKIP_DAMAGED = flags.DEFINE_bool(
+    "skip_damaged",
+    False,
+    "Go on from the latest checkpoint that is whole; damaged ones after it are"
+    " moved to WORKDIR/damaged_checkpoints.",
+)
+_PROFILE_STEPS = flags.DEFINE_list(
+    "profile_steps",
+    None,
+    "First and last step to profile, as 10,15; into WORKDIR/profile, for XProf.",
+)
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator_address",
+    None,
+    "host:port of process 0, where the environment does not say.",
+)
+_NUM_PROCESSES = flags.DEFINE_integer(
+    "num_processes", None, "Processes of the run."
+)
+_PROCESS_ID = flags.DEFINE_integer(
+    "process_id", None, "Number of this process, from 0."
+)
 flags.mark_flags_as_required(["config", "workdir"])
+
+
+def _profile_steps() -> tuple[int, int] | None:
+  steps = _PROFILE_STEPS.value
+  if steps is None:
+    return None
+  if len(steps) != 2 or not all(step.isdecimal() for step in steps):
+    raise ConfigError(
+        f"--profile_steps={','.join(steps)}: give the first and the last step,"
+        " as 10,15."
+    )
+  first, last = map(int, steps)
+  if not 1 <= first <= last:
+    raise ConfigError(
+        f"--profile_steps={first},{last}: must be 1 or more, and in order."
+    )
+  return first, last
 
 
 def main(argv: list[str]) -> None:
@@ -44,12 +88,21 @@ def main(argv: list[str]) -> None:
         "--config: get_config() must return an ml_collections.ConfigDict."
     ) from e
   config = experiment_from_dict(values)
+  profile_steps = _profile_steps()
   # JAX and orbax take seconds to start; a wrong setting is told at once.
-  from dape_jax.training import loop  # pylint: disable=g-import-not-at-top
+  from dape_jax.training import distributed, loop  # pylint: disable=g-import-not-at-top
 
+  distributed.initialize(
+      _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
+  )
   try:
-    loop.train(config, _WORKDIR.value)
-  except loop.NonFiniteLossError as e:
+    loop.train(
+        config,
+        _WORKDIR.value,
+        skip_damaged=_SKIP_DAMAGED.value,
+        profile_steps=profile_steps,
+    )
+  except loop.FailedRunError as e:
     sys.exit(f"train.py: error: {e}")
 
 

@@ -153,6 +153,7 @@ class TrainConfig:
     eval_batches: validation batches of batch_size windows per evaluation, or as
       many as the split has.
     keep_checkpoints: how many of the latest stay on disk.
+    keep_every: checkpoints whose step is a multiple stay too; 0 is none.
     max_position: train on randomized positions (arXiv 2305.16843), a sorted
       sample of 0..max_position - 1 for each window; 0 takes them as they are.
       Validation and the evaluation of perplexity always do; the accuracy of a
@@ -169,6 +170,7 @@ class TrainConfig:
   eval_batches: int = 16
   checkpoint_every: int = 1000
   keep_checkpoints: int = 2
+  keep_every: int = 0
   max_position: int = 0
   loss_mean: str = "token"
 
@@ -184,7 +186,12 @@ class TrainConfig:
         "keep_checkpoints",
     )
     require_not_negative(
-        "train", self, "eval_every", "checkpoint_every", "max_position"
+        "train",
+        self,
+        "eval_every",
+        "checkpoint_every",
+        "keep_every",
+        "max_position",
     )
     require_choice("train.loss_mean", self.loss_mean, ("token", "row"))
     require(
@@ -203,8 +210,8 @@ class ExperimentConfig:
   data: DataConfig | TaskConfig
   optimizer: OptimizerConfig
   train: TrainConfig
-  mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
   seed: int = 0
+  mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
 
   def __post_init__(self):
     require(

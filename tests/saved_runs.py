@@ -1,6 +1,7 @@
 """Runs on disk, written by the code that training writes them with."""
 
 import numpy as np
+from etils import epath
 
 from dape_jax import data
 from dape_jax.config import (
@@ -12,7 +13,7 @@ from dape_jax.config import (
     TrainConfig,
 )
 from dape_jax.config_dict import experiment_to_dict
-from dape_jax.training.checkpoint import Checkpoints
+from dape_jax.training.checkpoint_saver import CheckpointSaver
 
 TINY = ModelConfig(
     num_layers=1,
@@ -51,5 +52,6 @@ def save_run(
   config = ExperimentConfig(
       model, trained_on, OptimizerConfig(), TrainConfig(), seed
   )
-  with Checkpoints(folder / "checkpoints", keep=2) as checkpoints:
+  checkpoints = epath.Path(folder / "checkpoints")
+  with CheckpointSaver(checkpoints, keep=2) as checkpoints:
     checkpoints.save(state, experiment_to_dict(config), data_state or {})

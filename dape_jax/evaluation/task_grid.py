@@ -186,7 +186,7 @@ def _known(workdir, config, scoring) -> list[dict[str, Any]] | None:
 def _train_and_score(config, workdir, scoring) -> list[dict[str, Any]]:
   try:
     loop.train(config, workdir)
-  except (ConfigError, loop.NonFiniteLossError) as error:
+  except (ConfigError, loop.FailedRunError) as error:
     # The flag of the grid is another.
     message = str(error).replace("--workdir", "--output")
     raise ConfigError(f"{workdir}: {message}") from error

@@ -1,23 +1,22 @@
-"""Checkpoints on disk: the only file importing orbax.
+"""Reading checkpoints; with `checkpoint_saver`, all that imports orbax.
 
 `checkpoints/STEP/` has the items `params`, `optimizer` and `metadata` (JSON:
-config, data_state, dape_jax_version, checksums). Orbax renames a step's folder
-into place when it is complete: a killed save leaves nothing that looks finished.
+config, encoding, data_state, versions, checksums). Arrays are stored as they are,
+not as they lay on devices, and come back on any mesh and number of processes.
 """
 
 import contextlib
 import gc
 import io
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-import dape_jax
 from dape_jax.config import ExperimentConfig
 from dape_jax.config_dict import experiment_from_dict
 from dape_jax.errors import ConfigError, first_cause
@@ -26,7 +25,12 @@ from dape_jax.training.checkpoint_paths import step_folder
 from dape_jax.training.state import TrainState, bit_checksum
 
 
-def _context() -> ocp.Context:
+class DamagedCheckpointError(ConfigError):
+  """A checkpoint that cannot be read as it was written."""
+
+
+def context() -> ocp.Context:
+  """Returns orbax's settings for all checkpoints."""
   registry = ocp.handlers.local_registry()
   # Without this, a dict is stored as a tree of arrays: lists, None and empty
   # dicts would come back changed.
@@ -36,33 +40,35 @@ def _context() -> ocp.Context:
   return context
 
 
-def _items(state: TrainState) -> dict[str, Any]:
+def state_items(state: TrainState) -> dict[str, Any]:
+  """Returns what is stored of a state, by name."""
   return {
       "params": state.params,
       "optimizer": {"step": state.step, "opt_state": state.opt_state},
   }
 
 
-def _damaged(path: pathlib.Path, reason: str) -> ConfigError:
-  return ConfigError(
-      f"checkpoint {path} is damaged or incomplete ({reason}). Delete this"
-      " folder to go on from the one before it, or copy it anew."
+def _damaged(path: epath.Path, reason: str) -> DamagedCheckpointError:
+  return DamagedCheckpointError(
+      f"checkpoint {path} is damaged or incomplete ({reason}). Copy it anew, or"
+      " train with --skip_damaged to go on from the one before it."
   )
 
 
-def _root_cause(error: BaseException) -> str:
+def root_cause(error: BaseException) -> str:
+  """Returns what first went wrong, in one short line."""
   error = first_cause(error)
   return f"{type(error).__name__}: {error}".split("\n")[0][:120]
 
 
-def _load(path: pathlib.Path, items: Mapping[str, Any]) -> dict[str, Any]:
+def _load(path: epath.Path, items: Mapping[str, Any]) -> dict[str, Any]:
   """Loads the items of one step; whatever goes wrong is a ConfigError."""
   # Coroutines of a failed load print tracebacks when they are collected.
-  with contextlib.redirect_stderr(io.StringIO()), _context():
+  with contextlib.redirect_stderr(io.StringIO()), context():
     try:
       return ocp.load_checkpointables(path, dict(items))
     except Exception as e:
-      reason = _root_cause(e)
+      reason = root_cause(e)
     gc.collect()
   raise _damaged(path, reason)
 
@@ -75,9 +81,9 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
   }
 
 
-def _check_params_fit(path: pathlib.Path, expected: Any) -> None:
+def _check_params_fit(path: epath.Path, expected: Any) -> None:
   """Checks the stored parameters' names and shapes against the model's."""
-  with contextlib.redirect_stderr(io.StringIO()), _context():
+  with contextlib.redirect_stderr(io.StringIO()), context():
     try:
       stored = _shapes(ocp.checkpointables_metadata(path).metadata["params"])
     except Exception:
@@ -94,7 +100,7 @@ def _check_params_fit(path: pathlib.Path, expected: Any) -> None:
 
 
 def _restore(
-    path: pathlib.Path, expected: Mapping[str, Any], mesh: jax.sharding.Mesh
+    path: epath.Path, expected: Mapping[str, Any], mesh: jax.sharding.Mesh
 ) -> dict[str, Any]:
   """Returns the expected items of one step, split over the mesh as a state."""
   _check_params_fit(path, expected["params"])
@@ -111,63 +117,7 @@ def _restore(
   return items
 
 
-class Checkpoints:
-  """The checkpoints of one run; a context manager that waits for the saves."""
-
-  def __init__(self, directory: pathlib.Path, keep: int):
-    """Opens or creates the folder; removes what killed saves have left.
-
-    Args:
-      directory: absolute path of the folder of steps.
-      keep: how many of the latest stay on disk.
-    """
-    policies = ocp.training.save_decision_policies
-    self._checkpointer = ocp.training.Checkpointer(
-        directory,
-        context=_context(),
-        # The loop decides when.
-        save_decision_policy=policies.FixedIntervalPolicy(1),
-        preservation_policy=ocp.training.preservation_policies.LatestN(keep),
-        cleanup_tmp_directories=True,
-    )
-
-  def __enter__(self) -> "Checkpoints":
-    return self
-
-  def __exit__(self, *_) -> None:
-    self._checkpointer.close()
-
-  @property
-  def latest(self) -> pathlib.Path | None:
-    """The folder of the latest finished step, None when there is none."""
-    latest = self._checkpointer.latest
-    return None if latest is None else pathlib.Path(latest.path)
-
-  def save(
-      self,
-      state: TrainState,
-      config: Mapping[str, Any],
-      data_state: Mapping[str, Any],
-  ) -> None:
-    """Starts to save; the state may be donated as soon as this returns.
-
-    All processes call this; config and data_state are their JSON-able dicts.
-    """
-    items = _items(state)
-    metadata = {
-        "config": dict(config),
-        "data_state": dict(data_state),
-        "dape_jax_version": dape_jax.__version__,
-        "checksums": {
-            name: int(bit_checksum(tree)) for name, tree in items.items()
-        },
-    }
-    self._checkpointer.save_checkpointables_async(
-        int(state.step), {**items, "metadata": metadata}
-    )
-
-
-def load_metadata(path: pathlib.Path) -> dict[str, Any]:
+def load_metadata(path: epath.Path) -> dict[str, Any]:
   """Returns the JSON metadata of the step folder `path`.
 
   Raises:
@@ -183,19 +133,19 @@ def load_metadata(path: pathlib.Path) -> dict[str, Any]:
 
 
 def load_state(
-    path: pathlib.Path, abstract_state: TrainState, mesh: jax.sharding.Mesh
+    path: epath.Path, abstract_state: TrainState, mesh: jax.sharding.Mesh
 ) -> TrainState:
   """Returns the state of the step folder `path` on the mesh.
 
   Args:
-    path: `Checkpoints.latest`.
+    path: of `step_folders`.
     abstract_state: `jax.eval_shape` of `init_state`.
     mesh: of any number of devices.
 
   Raises:
     ConfigError: the checkpoint is damaged or of another model.
   """
-  items = _restore(path, _items(abstract_state), mesh)
+  items = _restore(path, state_items(abstract_state), mesh)
   return TrainState(params=items["params"], **items["optimizer"])
 
 

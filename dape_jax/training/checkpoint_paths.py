@@ -3,16 +3,42 @@
 import os
 import pathlib
 
+from etils import epath
+
 from dape_jax.errors import ConfigError
 
 
-def _is_step(path: pathlib.Path) -> bool:
+def absolute_path(path: str | os.PathLike[str]) -> epath.Path:
+  """Returns a local path without "~" and "..", or one like gs://... as it is."""
+  text = os.fspath(path)
+  if "://" in text:
+    return epath.Path(text)
+  return epath.Path(pathlib.Path(text).expanduser().absolute())
+
+
+def _is_step(path: epath.Path) -> bool:
   # A run, too, may have a number for a name.
   items = ("params", "metadata")
   return path.name.isdigit() and any((path / item).is_dir() for item in items)
 
 
-def step_folder(path: str | os.PathLike[str]) -> pathlib.Path:
+def step_folders(folder: epath.Path) -> list[epath.Path]:
+  """Returns the finished steps in a folder of them, the latest first."""
+  if not folder.is_dir():
+    return []
+  steps = [path for path in folder.iterdir() if _is_step(path)]
+  return sorted(steps, key=lambda path: int(path.name), reverse=True)
+
+
+def set_aside(step: epath.Path) -> epath.Path:
+  """Moves a step out of the way of the run that goes on; returns where to."""
+  folder = step.parent.parent / "damaged_checkpoints"
+  folder.mkdir(parents=True, exist_ok=True)
+  number = len(list(folder.iterdir()))
+  return step.rename(folder / f"{step.name}_{number}")
+
+
+def step_folder(path: str | os.PathLike[str]) -> epath.Path:
   """Returns the absolute folder of the latest finished step at `path`.
 
   Args:
@@ -21,7 +47,7 @@ def step_folder(path: str | os.PathLike[str]) -> pathlib.Path:
   Raises:
     ConfigError: there is no finished checkpoint.
   """
-  path = pathlib.Path(path).expanduser().absolute()
+  path = absolute_path(path)
   if not path.exists():
     raise ConfigError(
         f"checkpoint {path} does not exist; give the --workdir of a training"
@@ -30,10 +56,9 @@ def step_folder(path: str | os.PathLike[str]) -> pathlib.Path:
   if _is_step(path):
     return path
   for folder in (path / "checkpoints", path):
-    if folder.is_dir():
-      steps = [p for p in folder.iterdir() if _is_step(p)]
-      if steps:
-        return max(steps, key=lambda p: int(p.name))
+    steps = step_folders(folder)
+    if steps:
+      return steps[0]
   raise ConfigError(
       f"{path} holds no finished checkpoint; give the --workdir of a training"
       " run that has saved one, its checkpoints folder or one step in it."

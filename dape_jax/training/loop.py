@@ -1,37 +1,38 @@
-"""The training loop: resume, step, log, evaluate, checkpoint."""
+"""The training loop: resume, step, log, evaluate, checkpoint, stop."""
 
 import contextlib
-import functools
 import json
 import math
 import os
-import pathlib
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
+from etils import epath
 
 from dape_jax.config import ExperimentConfig
 from dape_jax.config_dict import experiment_to_dict
 from dape_jax.errors import ConfigError
-from dape_jax.models import Transformer
-from dape_jax.models.layer_encodings import check_positions
-from dape_jax.training import checkpoint, partitioning
-from dape_jax.training.batches import make_batches
+from dape_jax.training import checkpoint, distributed, partitioning
+from dape_jax.training.checkpoint_paths import (
+    absolute_path,
+    set_aside,
+    step_folders,
+)
+from dape_jax.training.checkpoint_saver import CheckpointSaver
+from dape_jax.training.flops import flops_per_token
 from dape_jax.training.metrics import MetricsWriter, Throughput
-from dape_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from dape_jax.training.profile import ProfileWindow
 from dape_jax.training.resume import check_same_config
-from dape_jax.training.state import init_state
-from dape_jax.training.step import make_eval_step, make_train_step
+from dape_jax.training.run import Run
 
 
-class NonFiniteLossError(RuntimeError):
-  """The loss or the gradient is infinite or not a number."""
+class FailedRunError(RuntimeError):
+  """A run that cannot go on, or whose last state is lost."""
 
 
 @contextlib.contextmanager
-def _writing_to(workdir: pathlib.Path) -> Iterator[None]:
+def _writing_to(workdir: epath.Path) -> Iterator[None]:
   try:
     yield
   except OSError as e:
@@ -41,84 +42,54 @@ def _writing_to(workdir: pathlib.Path) -> Iterator[None]:
     ) from e
 
 
-def _write_config(config: ExperimentConfig, workdir: pathlib.Path) -> None:
+def _write_config(config: ExperimentConfig, workdir: epath.Path) -> None:
   temporary = workdir / "config.json.tmp"
   temporary.write_text(json.dumps(experiment_to_dict(config), indent=2) + "\n")
-  os.replace(temporary, workdir / "config.json")
+  temporary.replace(workdir / "config.json")
 
 
 def _is_due(every: int, step: int, last: int) -> bool:
   return step == last or (every > 0 and step % every == 0)
 
 
-class _Run:
-  """A run with its data, its programs and its state."""
+def _say(message: str) -> None:
+  if jax.process_index() == 0:
+    print(message, file=sys.stderr, flush=True)
 
-  def __init__(self, config: ExperimentConfig, mesh: jax.sharding.Mesh):
-    partitioning.check_batch(config, mesh)
-    length = config.data.row_length
-    check_positions(config.model, length, f"rows of {length} tokens")
-    check_positions(
-        config.model,
-        config.train.max_position,
-        f"config.train.max_position={config.train.max_position}",
-    )
-    model = Transformer(config.model)
-    optimizer = make_optimizer(config.optimizer, config.train.steps)
-    self.init_state = functools.partial(
-        init_state, model, optimizer, config.seed
-    )
-    # Wrong settings of the model are told here, before any data is prepared.
-    self.abstract_state = jax.eval_shape(self.init_state)
-    self.batches, self.validation = make_batches(config)
-    self.config = config
-    self.mesh = mesh
-    self.train_step = make_train_step(
-        model,
-        optimizer,
-        learning_rate_schedule(config.optimizer, config.train.steps),
-        mesh,
-        max_position=config.train.max_position,
-        loss_mean=config.train.loss_mean,
-        seed=config.seed,
-    )
-    self.eval_step = make_eval_step(
-        model, mesh, loss_mean=config.train.loss_mean
-    )
 
-  def start(self, latest: pathlib.Path | None):
-    """Returns the state and its step, of a checkpoint or of a new run."""
-    if latest is None:
-      shardings = partitioning.state_sharding(self.abstract_state, self.mesh)
-      return jax.jit(self.init_state, out_shardings=shardings)(), 0
-    metadata = checkpoint.load_metadata(latest)
-    check_same_config(self.config, metadata["config"])
-    self.batches.check_state(metadata["data_state"])
-    state = checkpoint.load_state(latest, self.abstract_state, self.mesh)
-    return state, int(state.step)
+def _load(run: Run, path: epath.Path):
+  metadata = checkpoint.load_metadata(path)
+  check_same_config(run.config, metadata["config"])
+  run.batches.check_state(metadata["data_state"])
+  return checkpoint.load_state(path, run.abstract_state, run.mesh)
 
-  def global_batch(self, batches, step: int):
-    return partitioning.global_batch(
-        batches, step, self.config.train.accumulation, self.mesh
-    )
 
-  def validation_loss(self, params: Any) -> float:
-    """Returns nats per weighted token of the first validation batches."""
-    # Not beyond the first epoch: no window counts twice.
-    whole = self.validation.num_windows // self.config.train.batch_size
-    count = min(self.config.train.eval_batches, max(whole, 1))
-    sums = [
-        self.eval_step(params, self.global_batch(self.validation, i))
-        for i in range(count)
-    ]
-    nats, tokens = zip(*jax.device_get(sums))
-    return float(sum(map(float, nats)) / sum(map(float, tokens)))
+def _first_state(run: Run, folder: epath.Path, skip_damaged: bool):
+  """Returns the state of the latest checkpoint that is whole, or a new one."""
+  for path in step_folders(folder):
+    error = None
+    try:
+      state = _load(run, path)
+    except checkpoint.DamagedCheckpointError as e:
+      error = e
+    if distributed.all_agree(error is None):
+      _say(f"going on from {path}")
+      return state
+    if not skip_damaged:
+      raise error or checkpoint.DamagedCheckpointError(
+          f"checkpoint {path} is damaged for another process of this run."
+      )
+    _say(f"warning: {error}")
+    if jax.process_index() == 0:
+      _say(f"moved to {set_aside(path)}; looking for the one before it")
+    distributed.all_agree(True)  # Not before it has been moved.
+  return run.new_state()
 
 
 def _check_finite(step: int, **values: float) -> None:
   for name, value in values.items():
     if not math.isfinite(value):
-      raise NonFiniteLossError(
+      raise FailedRunError(
           f"{name} is {value} at step {step}; this state is not saved. Lower"
           " config.optimizer.learning_rate, or lengthen"
           " config.optimizer.warmup_steps, and give another --workdir."
@@ -126,7 +97,7 @@ def _check_finite(step: int, **values: float) -> None:
 
 
 def _report(
-    run: _Run,
+    run: Run,
     step: int,
     metrics: Mapping[str, jax.Array],
     writer: MetricsWriter,
@@ -145,84 +116,119 @@ def _report(
     writer.write(step, values | throughput.measure(step))
 
 
-def _train_steps(run, state, first_step, checkpoints, writer, throughput):
-  """Makes the steps after `first_step`."""
+def _train_steps(run, state, saver, writer, throughput, profile) -> None:
+  """Makes the steps that are left, or those until the run is told to stop."""
   train = run.config.train
   config = experiment_to_dict(run.config)
+  first_step = int(jax.device_get(state.step))
   pending = None
-  for step in range(first_step + 1, train.steps + 1):
-    batch = run.global_batch(run.batches, step - 1)
-    state, metrics = run.train_step(state, batch)
-    # The device works on this step while the host waits for the one before it
-    # and makes the next batch.
-    if pending is not None:
+  with distributed.Preemption() as preemption:
+    for step in range(first_step + 1, train.steps + 1):
+      profile.before(step)
+      batch = run.batch(step - 1)
+      state, metrics = run.train_step(state, batch)
+      # The device works on this step while the host waits for the one before it
+      # and makes the next batch.
+      if pending is not None:
+        _report(run, *pending, writer, throughput)
+      pending = (step, metrics)
+      profile.after(step, metrics)
+      stop = preemption.reached(step)
+      evaluate = train.eval_every and _is_due(
+          train.eval_every, step, train.steps
+      )
+      save = stop or _is_due(train.checkpoint_every, step, train.steps)
+      if not evaluate and not save:
+        continue
+      # What a checkpoint covers must be in the log: a resumed run does not write
+      # it again.
       _report(run, *pending, writer, throughput)
-    pending = (step, metrics)
-    evaluate = train.eval_every and _is_due(train.eval_every, step, train.steps)
-    save = _is_due(train.checkpoint_every, step, train.steps)
-    if not evaluate and not save:
-      continue
-    # What a checkpoint covers must be in the log: a resumed run does not write
-    # it again.
-    _report(run, *pending, writer, throughput)
-    pending = None
-    if evaluate:
-      loss = run.validation_loss(state.params)
-      _check_finite(step, validation_loss=loss)
-      writer.write(step, {"validation_loss": loss})
-    if save:
-      # The loss of a step is that before its update, which may have broken the
-      # state.
-      nats, _ = run.eval_step(state.params, batch)
-      _check_finite(step, **{"loss after the update": float(nats)})
-      checkpoints.save(state, config, run.batches.data_state(step))
-    throughput.restart(step)
+      pending = None
+      if evaluate:
+        loss = run.validation_loss(state.params)
+        _check_finite(step, validation_loss=loss)
+        writer.write(step, {"validation_loss": loss})
+      if save:
+        # The loss of a step is that before its update, which may have broken the
+        # state.
+        nats, _ = jax.device_get(run.eval_step(state.params, batch))
+        _check_finite(step, **{"loss after the update": float(nats)})
+        writer.flush()
+        saver.save(state, config, run.batches.data_state(step))
+      if stop:
+        break
+      throughput.restart(step)
+  if not saver.wait():
+    raise FailedRunError(
+        f"the state after step {step} could not be written (see above); the same"
+        " command goes on from the checkpoint before it."
+    )
+  if stop and step < train.steps:
+    _say(
+        f"stopped by SIGTERM after step {step} of {train.steps}, which is saved;"
+        " the same command goes on."
+    )
 
 
-def train(config: ExperimentConfig, workdir: str | os.PathLike[str]) -> None:
+def train(
+    config: ExperimentConfig,
+    workdir: str | os.PathLike[str],
+    *,
+    skip_damaged: bool = False,
+    profile_steps: tuple[int, int] | None = None,
+) -> None:
   """Trains a model, or goes on with a run that was interrupted.
 
   The same call with the same workdir goes on from the latest checkpoint; the
   losses are those of a run that was never interrupted, bit for bit on the same
   devices. The workdir gets config.json, metrics.jsonl, tensorboard/ and
-  checkpoints/.
+  checkpoints/. Told to stop by SIGTERM, it saves and returns.
+
+  In a run of several processes all make the same call, after
+  `distributed.initialize`.
 
   Args:
     config: the experiment.
-    workdir: a folder, created if missing.
+    workdir: a folder, created if missing; local (for several processes: one that
+      all see), or gs://... with gcsfs installed.
+    skip_damaged: go on from the latest checkpoint that is whole; those after it
+      are moved to workdir/damaged_checkpoints.
+    profile_steps: first and last step to profile, into workdir/profile.
 
   Raises:
     ConfigError: a setting, the workdir or a checkpoint in it does not fit.
-    NonFiniteLossError: the loss is infinite or NaN; the checkpoints are those
-      from before.
+    FailedRunError: the loss is infinite or NaN (the checkpoints are those from
+      before), or the last checkpoint could not be written.
   """
-  if "://" in os.fspath(workdir):
-    raise ConfigError(f"--workdir={workdir}: must be a local folder.")
-  workdir = pathlib.Path(workdir).expanduser().absolute()
-  main_process = jax.process_index() == 0
+  workdir = absolute_path(workdir)
   with _writing_to(workdir):
     workdir.mkdir(parents=True, exist_ok=True)
   mesh = partitioning.make_mesh(config.mesh)
-  run = _Run(config, mesh)
+  run = Run(config, mesh)
   tokens_per_step = config.train.batch_size * config.data.row_length
+  params = run.abstract_state.params
+  throughput = Throughput(
+      tokens_per_step,
+      flops_per_token(config.model, params, config.data.row_length),
+  )
   with contextlib.ExitStack() as stack:
     stack.enter_context(jax.set_mesh(mesh))
-    with _writing_to(workdir):
-      checkpoints = stack.enter_context(
-          checkpoint.Checkpoints(
-              workdir / "checkpoints", config.train.keep_checkpoints
-          )
-      )
-    state, first_step = run.start(checkpoints.latest)
+    folder = workdir / "checkpoints"
+    state = _first_state(run, folder, skip_damaged)
+    first_step = int(jax.device_get(state.step))
     if first_step >= config.train.steps:
-      print(
+      _say(
           f"{workdir}: already finished, {first_step} of"
-          f" {config.train.steps} steps.",
-          file=sys.stderr,
+          f" {config.train.steps} steps."
       )
       return
     with _writing_to(workdir):
-      if main_process:
+      saver = stack.enter_context(
+          CheckpointSaver(
+              folder, config.train.keep_checkpoints, config.train.keep_every
+          )
+      )
+      if jax.process_index() == 0:
         _write_config(config, workdir)
       writer = stack.enter_context(
           MetricsWriter(
@@ -230,9 +236,11 @@ def train(config: ExperimentConfig, workdir: str | os.PathLike[str]) -> None:
               first_step=first_step,
               total_steps=config.train.steps,
               tokens_per_step=tokens_per_step,
-              main_process=main_process,
+              main_process=jax.process_index() == 0,
           )
       )
-    _train_steps(
-        run, state, first_step, checkpoints, writer, Throughput(tokens_per_step)
+    profile = stack.enter_context(
+        ProfileWindow(workdir / "profile", profile_steps)
     )
+    stack.enter_context(jax.transfer_guard("disallow"))
+    _train_steps(run, state, saver, writer, throughput, profile)

@@ -3,12 +3,20 @@
 import json
 import os
 import pathlib
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 
+import jax
 import tensorboardX
 import tqdm
+from etils import epath
+
+from dape_jax.training.flops import peak_flops
+
+_JSONL = "metrics.jsonl"
 
 
 def _drop_later_lines(path: pathlib.Path, step: int) -> None:
@@ -29,10 +37,19 @@ def _drop_later_lines(path: pathlib.Path, step: int) -> None:
 
 
 class Throughput:
-  """Tokens per second since the last question or restart."""
+  """How fast steps were since the last question or restart."""
 
-  def __init__(self, tokens_per_step: int):
+  def __init__(self, tokens_per_step: int, flops_per_token: float):
+    """Initialises.
+
+    Args:
+      tokens_per_step: of a batch.
+      flops_per_token: of `flops.flops_per_token`.
+    """
     self._tokens_per_step = tokens_per_step
+    peak = peak_flops(jax.devices()[0].device_kind)
+    # Of all devices; None where a device's is not known.
+    self._tokens_at_peak = peak and peak * jax.device_count() / flops_per_token
     self._step = None
     self._time = 0.0
 
@@ -41,13 +58,21 @@ class Throughput:
     self._step, self._time = step, time.monotonic()
 
   def measure(self, step: int) -> dict[str, float]:
-    """Returns {"tokens_per_second": ...}; {} when nothing was counted yet."""
+    """Returns tokens_per_second, seconds_per_step and model_flop_utilization.
+
+    The latter only of devices whose peak is known (see `flops`); none of them
+    when nothing was counted yet.
+    """
     since, start = self._step, self._time
     self.restart(step)
     if since is None or since == step:
       return {}
-    tokens = (step - since) * self._tokens_per_step
-    return {"tokens_per_second": tokens / (self._time - start)}
+    seconds = (self._time - start) / (step - since)
+    speed = self._tokens_per_step / seconds
+    values = {"tokens_per_second": speed, "seconds_per_step": seconds}
+    if self._tokens_at_peak:
+      values["model_flop_utilization"] = speed / self._tokens_at_peak
+    return values
 
 
 class MetricsWriter:
@@ -55,12 +80,13 @@ class MetricsWriter:
 
   `workdir/metrics.jsonl` has a line {"step": ..., name: number, ...} per
   `write`, floats in full precision; `workdir/tensorboard` the same as events.
-  A terminal shows a progress bar, anything else a line per `write`.
+  A terminal shows a progress bar, anything else a line per `write`. In a workdir
+  that is not local, both are there as of the last `flush`, which copies them.
   """
 
   def __init__(
       self,
-      workdir: pathlib.Path,
+      workdir: epath.Path,
       *,
       first_step: int,
       total_steps: int,
@@ -82,13 +108,21 @@ class MetricsWriter:
     self._bar = None
     if not main_process:
       return
-    path = workdir / "metrics.jsonl"
+    self._workdir = workdir
+    self._is_remote = "://" in str(workdir)
+    if not self._is_remote:
+      self._folder = pathlib.Path(workdir)
+    else:
+      self._folder = pathlib.Path(tempfile.mkdtemp(prefix="dape_jax_"))
+      if (workdir / _JSONL).exists():
+        (workdir / _JSONL).copy(self._folder / _JSONL)
+    path = self._folder / _JSONL
     _drop_later_lines(path, first_step)
     self._jsonl = path.open("a", buffering=1)
     # The name has seconds only; the suffix keeps a quick restart from
     # overwriting the file of the run before.
     self._events = tensorboardX.SummaryWriter(
-        str(workdir / "tensorboard"),
+        str(self._folder / "tensorboard"),
         purge_step=first_step + 1,
         filename_suffix=f".{first_step}",
     )
@@ -106,10 +140,26 @@ class MetricsWriter:
 
   def __exit__(self, *_) -> None:
     if self._main_process:
+      self.flush()
       self._jsonl.close()
       self._events.close()
+      if self._is_remote:
+        shutil.rmtree(self._folder)
     if self._bar is not None:
       self._bar.close()
+
+  def flush(self) -> None:
+    """Makes all that was written be in the workdir."""
+    if not self._main_process:
+      return
+    self._events.flush()
+    if not self._is_remote:
+      return
+    for file in self._folder.rglob("*"):
+      if file.is_file():
+        target = self._workdir / file.relative_to(self._folder).as_posix()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        epath.Path(file).copy(target, overwrite=True)
 
   def advance(self, step: int) -> None:
     """Moves the progress bar to `step`."""

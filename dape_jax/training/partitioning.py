@@ -151,9 +151,12 @@ def global_batch(
   def on_device(values, place):
     return values[at[numbers[place[:2]]]][..., place[2]]
 
-  return {
-      name: jax.make_array_from_callback(
-          shape, sharding, functools.partial(on_device, values)
-      )
-      for name, values in batches.rows(step, rows).items()
-  }
+  arrays = batches.rows(step, rows)
+  # The one transfer to the devices that the training loop means to make.
+  with jax.transfer_guard_host_to_device("allow"):
+    return {
+        name: jax.make_array_from_callback(
+            shape, sharding, functools.partial(on_device, values)
+        )
+        for name, values in arrays.items()
+    }

@@ -21,6 +21,7 @@ _FREE = frozenset(
         "train.eval_batches",
         "train.checkpoint_every",
         "train.keep_checkpoints",
+        "train.keep_every",
     }
 )
 

@@ -8,10 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 
 from dape_jax.config_dict import experiment_to_dict
 from dape_jax.errors import ConfigError
 from dape_jax.training import checkpoint, partitioning
+from dape_jax.training.checkpoint_paths import step_folders
+from dape_jax.training.checkpoint_saver import CheckpointSaver
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,8 @@ def state(config, make_mesh, make_state):
 
 def _save(workdir, state, config, steps, keep=2):
   sharding = partitioning.replicated(partitioning.make_mesh())
-  with checkpoint.Checkpoints(workdir / "checkpoints", keep) as checkpoints:
+  folder = epath.Path(workdir / "checkpoints")
+  with CheckpointSaver(folder, keep) as checkpoints:
     for step in steps:
       this = state.replace(step=jnp.asarray(step, jnp.int32))
       checkpoints.save(
@@ -63,8 +67,7 @@ def test_the_state_comes_back_on_any_number_of_devices(
     saved, state, make_mesh, num_devices
 ):
   mesh = make_mesh(num_devices)
-  with checkpoint.Checkpoints(saved / "checkpoints", 2) as checkpoints:
-    latest = checkpoints.latest
+  latest = step_folders(epath.Path(saved / "checkpoints"))[0]
   assert latest == saved / "checkpoints" / "3"
   restored = checkpoint.load_state(latest, jax.eval_shape(lambda: state), mesh)
   assert int(restored.step) == 3
@@ -107,7 +110,8 @@ def test_saving_may_be_followed_by_donation(tmp_path, state, config):
   )
   # A copy: the fixture must not be donated.
   this = jax.tree.map(jnp.copy, state).replace(step=jnp.asarray(7, jnp.int32))
-  with checkpoint.Checkpoints(tmp_path / "checkpoints", 1) as checkpoints:
+  folder = epath.Path(tmp_path / "checkpoints")
+  with CheckpointSaver(folder, keep=1) as checkpoints:
     checkpoints.save(this, experiment_to_dict(config), {})
     for _ in range(10):
       this = double(this)

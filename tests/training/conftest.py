@@ -83,6 +83,7 @@ def read_results():
     records = [json.loads(line) for line in lines]
     for record in records:
       record.pop("tokens_per_second", None)
+      record.pop("seconds_per_step", None)
     return records
 
   return read

@@ -89,7 +89,8 @@ def test_resuming_on_another_number_of_devices_is_the_same_to_tolerance(
 ):
   config = make_config()
   train_until(config, tmp_path, 35)  # On eight; goes on from step 30 on one.
-  monkeypatch.setattr(loop.partitioning, "make_mesh", lambda _: make_mesh(1))
+  one = make_mesh(1)
+  monkeypatch.setattr(loop.partitioning, "make_mesh", lambda _: one)
   loop.train(config, tmp_path)
   for record, expected in zip(
       read_results(tmp_path), read_results(whole), strict=True

@@ -87,11 +87,17 @@ def test_a_progress_bar_on_a_terminal(tmp_path, capsys, monkeypatch):
 def test_throughput_counts_from_its_last_restart(monkeypatch):
   now = 100.0
   monkeypatch.setattr("time.monotonic", lambda: now)
-  throughput = Throughput(tokens_per_step=10)
+  throughput = Throughput(tokens_per_step=10, flops_per_token=1.0)
   assert throughput.measure(1) == {}
   now = 102.0
-  assert throughput.measure(5) == {"tokens_per_second": 20.0}
+  assert throughput.measure(5) == {
+      "tokens_per_second": 20.0,
+      "seconds_per_step": 0.5,
+  }
   now = 500.0
   throughput.restart(5)
   now = 501.0
-  assert throughput.measure(6) == {"tokens_per_second": 10.0}
+  assert throughput.measure(6) == {
+      "tokens_per_second": 10.0,
+      "seconds_per_step": 1.0,
+  }
