@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from dape_jax.attention.sharded import auto_axes
+from dape_jax.attention.sharded import is_left_to_compiler
 
 
 def map_batch(
@@ -35,7 +35,7 @@ def map_batch(
   }
   batched = {k: v for k, v in arguments.items() if k not in shared}
   batch = batched["query"].shape[0]
-  if auto_axes() or together == batch:
+  if is_left_to_compiler() or together == batch:
     return function(batched, shared)
 
   def split(x):

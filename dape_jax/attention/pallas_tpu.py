@@ -50,9 +50,8 @@ def unsupported(
   batch, num_queries = query.shape[:2]
   if num_queries < _MIN_QUERIES:
     return f"{num_queries} queries fill too little of a tile"
-  axes = sharded.auto_axes()
-  if axes:
-    return f"a batch of {batch} does not divide over the devices of a mesh of {axes}"
+  if sharded.is_left_to_compiler():
+    return f"a batch of {batch} does not divide over the devices of the mesh"
   return None
 
 

@@ -32,7 +32,7 @@ class SplitAxes:
   """Axes of the mesh that attention's arrays are split over.
 
   Attributes:
-    all: that the compiler would otherwise split arrays over.
+    all: that the compiler would otherwise decide about; kernels need all of them.
     batch: of rows.
     length: of the queries in a row, and of keys.
     ring: keys go round, rather than being gathered.
@@ -44,16 +44,16 @@ class SplitAxes:
   ring: bool
 
 
-def auto_axes() -> dict[str, int]:
-  """Returns the axes that the compiler would split arrays over, and sizes."""
+def _auto_axes() -> dict[str, int]:
+  """Returns the axes of the mesh that are left to the compiler, and sizes."""
   mesh = jax.sharding.get_abstract_mesh()
-  return {
-      name: size
-      for name, size, kind in zip(
-          mesh.axis_names, mesh.axis_sizes, mesh.axis_types
-      )
-      if kind == AxisType.Auto and size > 1
-  }
+  kinds = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types)
+  return {name: size for name, size, kind in kinds if kind == AxisType.Auto}
+
+
+def is_left_to_compiler() -> bool:
+  """Returns whether the compiler would split arrays over devices."""
+  return any(size > 1 for size in _auto_axes().values())
 
 
 def split_axes(query: jax.Array, key: jax.Array) -> SplitAxes | None:
@@ -65,9 +65,9 @@ def split_axes(query: jax.Array, key: jax.Array) -> SplitAxes | None:
     query: [B, T, N, H].
     key: [B, S, K, H].
   """
-  sizes = auto_axes()
-  if not sizes:
+  if not is_left_to_compiler():
     return None
+  sizes = _auto_axes()
   if nn.get_logical_axis_rules():
     batch, length, kv_length = (_axes_of(name, sizes) for name in _LOGICAL)
   else:
