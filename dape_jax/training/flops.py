@@ -1,4 +1,4 @@
-"""How many floating point operations a model takes, and a device can do."""
+"""How many floating point operations a model takes."""
 
 import math
 from typing import Any
@@ -6,25 +6,6 @@ from typing import Any
 import jax
 
 from dape_jax.config import ModelConfig
-
-# Dense bfloat16 FLOP/s of one device as JAX counts them, by their makers' data
-# sheets.
-_PEAK = {
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5p": 459e12,
-    "TPU v5": 459e12,
-    "TPU v6 lite": 918e12,
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
-}
-
-
-def peak_flops(device_kind: str) -> float | None:
-  """Returns the FLOP/s of a device, None of one that is not known."""
-  names = [name for name in _PEAK if device_kind.startswith(name)]
-  return _PEAK[max(names, key=len)] if names else None
 
 
 def _score_network_multiplications(params: Any) -> int:
@@ -63,7 +44,7 @@ def flops_per_token(config: ModelConfig, params: Any, length: int) -> float:
       for _, window in config.layer_kinds
   ]
   mean_seen = sum(seen) / len(seen)
-  layers = 1 if not config.share_encoding else config.num_layers
+  copies = config.num_layers if config.share_encoding else 1
   pairs = 2 * config.width * config.num_layers
-  pairs += layers * _score_network_multiplications(params)
+  pairs += copies * _score_network_multiplications(params)
   return 3 * 2 * (matrices + mean_seen * pairs)

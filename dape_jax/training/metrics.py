@@ -14,7 +14,7 @@ import tensorboardX
 import tqdm
 from etils import epath
 
-from dape_jax.training.flops import peak_flops
+from dape_jax.training.chips import chip_of
 
 _JSONL = "metrics.jsonl"
 
@@ -47,9 +47,11 @@ class Throughput:
       flops_per_token: of `flops.flops_per_token`.
     """
     self._tokens_per_step = tokens_per_step
-    peak = peak_flops(jax.devices()[0].device_kind)
-    # Of all devices; None where a device's is not known.
-    self._tokens_at_peak = peak and peak * jax.device_count() / flops_per_token
+    chip = chip_of(jax.devices()[0].device_kind)
+    # Of all devices; None where what a device can do is not known.
+    self._tokens_at_peak = None
+    if chip is not None:
+      self._tokens_at_peak = chip.flops * jax.device_count() / flops_per_token
     self._step = None
     self._time = 0.0
 
@@ -60,7 +62,7 @@ class Throughput:
   def measure(self, step: int) -> dict[str, float]:
     """Returns tokens_per_second, seconds_per_step and model_flop_utilization.
 
-    The latter only of devices whose peak is known (see `flops`); none of them
+    The latter only of devices whose FLOP/s are known (see `chips`); none of them
     when nothing was counted yet.
     """
     since, start = self._step, self._time

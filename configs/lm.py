@@ -1,0 +1,106 @@
+"""The papers' language models, 125M to 6.7B parameters, on TPU slices or GPUs.
+
+  python train.py --config=configs/lm.py:size=125m,encoding=dape_kerple_log,length=512 \
+      --config.data.source=/data/arxiv --workdir=runs/dape_kerple_log
+
+Arguments behind the colon: size (125m, 350m, 1.3b, 2.7b, 6.7b), encoding, length
+(the papers have 128, 512, 1024 and 2048) and recipe, the optimizer and batch of a
+paper: dape, kerple or fire. config.data.source is a folder that `python -m
+dape_jax.data.prepare` has made, in the papers of GPT-2's tokens.
+
+The mesh splits the state over as many chips as the size needs (fsdp in _SIZES) and
+the batch over all there are, so that the same line trains on any larger slice.
+What fits where, `python -m dape_jax.training.aot` says without a TPU;
+docs/results/aot.md has a table.
+
+Hardware and time: 50,000 steps of at least fsdp chips of a TPU v5p, or more of v5e
+and v6e. On a CPU, to look at it: --config.train.steps=2
+--config.optimizer.warmup_steps=1 --config.train.batch_size=2.
+"""
+
+import ml_collections
+
+from dape_jax.config_files import (
+    all_settings,
+    choice,
+    encoding_options,
+    parse_arguments,
+    whole_number,
+)
+
+DEFAULTS = dict(
+    size="125m", encoding="dape_kerple_log", length="512", recipe="dape"
+)
+VOCAB_SIZE = 50_304  # GPT-2's 50,257, padded to a multiple of 128
+STEPS = 50_000
+# num_layers, width, num_heads, peak learning rate, fsdp.
+_SIZES = {
+    "125m": (12, 768, 12, 6e-4, 1),
+    "350m": (24, 1024, 16, 3e-4, 1),
+    "1.3b": (24, 2048, 16, 2e-4, 8),
+    "2.7b": (32, 2560, 32, 1.6e-4, 16),
+    "6.7b": (32, 4096, 32, 1.2e-4, 32),
+}
+# What the papers have beside the learning rates above: KERPLE's and DAPE's by their
+# released configs. Of FIRE's, rate, batch and steps are its appendix's, the rest is
+# DAPE's, since it is not told.
+_RECIPES = {
+    "dape": dict(
+        beta2=0.95, weight_decay=0.1, decay="all", final=0.1, batch_size=256
+    ),
+    "kerple": dict(
+        beta2=0.999, weight_decay=0.0, decay="all", final=0.0, batch_size=32
+    ),
+    "fire": dict(
+        beta2=0.95,
+        weight_decay=0.1,
+        decay="all",
+        final=0.1,
+        batch_size=256,
+        learning_rate=1e-4,
+        steps=600_000,
+    ),
+}
+
+
+def get_config(arguments: str = "") -> ml_collections.ConfigDict:
+  given = parse_arguments(arguments, DEFAULTS)
+  num_layers, width, num_heads, learning_rate, fsdp = _SIZES[
+      choice(given, "size", tuple(_SIZES))
+  ]
+  recipe = _RECIPES[choice(given, "recipe", tuple(_RECIPES))]
+  length = whole_number(given, "length")
+  learning_rate = recipe.get("learning_rate", learning_rate)
+  steps = recipe.get("steps", STEPS)
+  return all_settings(
+      model=dict(
+          vocab_size=VOCAB_SIZE,
+          num_layers=num_layers,
+          width=width,
+          num_heads=num_heads,
+          encoding=given["encoding"],
+          encoding_options=encoding_options(given["encoding"], length),
+          init="kerple" if given["recipe"] == "kerple" else "dape",
+          dtype="bfloat16",
+          remat="full",
+      ),
+      # As in the papers: windows through the stream, nothing at the borders.
+      data=dict(length=length, packing="plain"),
+      optimizer=dict(
+          learning_rate=learning_rate,
+          final_learning_rate=recipe["final"] * learning_rate,
+          warmup_steps=steps // 100,
+          beta2=recipe["beta2"],
+          weight_decay=recipe["weight_decay"],
+          decay=recipe["decay"],
+      ),
+      train=dict(
+          steps=steps,
+          batch_size=recipe["batch_size"],
+          log_every=100,
+          eval_every=1000,
+          checkpoint_every=1000,
+          keep_checkpoints=2,
+      ),
+      mesh=dict(fsdp=fsdp),
+  )

@@ -1,0 +1,113 @@
+"""Reads the text of compiled programs, which XLA documents only in its source.
+
+A program is computations of instructions, one a line:
+    %name = type opcode(%operand, ...), attribute=value, ...
+"""
+
+import dataclasses
+import functools
+import re
+
+_COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(
+    r"\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)"
+)
+_ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_BITS = {"pred": 8, "bf16": 16, "token": 0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+  """One instruction.
+
+  Attributes:
+    name: within its computation.
+    type: of the result, as text.
+    opcode: for example "fusion".
+    operands: names of instructions of the same computation.
+    line: the whole text.
+  """
+
+  name: str
+  type: str
+  opcode: str
+  operands: tuple[str, ...]
+  line: str
+
+  def attribute(self, name: str) -> str | None:
+    """Returns the name of the computation that an attribute gives, or None."""
+    found = re.search(rf"\b{name}=%?([\w.\-]+)", self.line)
+    return found and found[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """A compiled program.
+
+  Attributes:
+    entry: name of the computation that runs.
+    computations: instructions by name of the computation.
+  """
+
+  entry: str
+  computations: dict[str, tuple[Instruction, ...]]
+
+  def turns(self, loop: Instruction) -> int | None:
+    """Returns how often a `while` turns; None if that is data."""
+    condition = self.computations.get(loop.attribute("condition"), ())
+    at = {instruction.name: instruction for instruction in condition}
+    for compare in condition:
+      if compare.opcode == "compare" and "direction=LT" in compare.line:
+        limit = at.get(compare.operands[-1])
+        number = limit and re.search(r" constant\((\d+)\)", limit.line)
+        return int(number[1]) if number else None
+    return None
+
+
+def parse(text: str) -> Program:
+  """Returns the program of `compiled.as_text()`."""
+  computations: dict[str, list[Instruction]] = {}
+  entry = name = None
+  for line in text.splitlines():
+    if head := _COMPUTATION.match(line):
+      name = head[2]
+      entry = name if head[1] else entry
+      computations[name] = []
+    elif name is not None and (found := _INSTRUCTION.match(line)):
+      label, type_, opcode, rest = found.groups()
+      operands = tuple(_OPERAND.findall(_until_closed(rest)))
+      computations[name].append(
+          Instruction(label, type_, opcode, operands, line)
+      )
+  return Program(entry, {k: tuple(v) for k, v in computations.items()})
+
+
+def _until_closed(text: str) -> str:
+  """Returns what stands before the parenthesis that closes an open one."""
+  depth = 1
+  for i, character in enumerate(text):
+    depth += (character == "(") - (character == ")")
+    if depth == 0:
+      return text[:i]
+  return text
+
+
+@functools.cache
+def bytes_of(type_: str) -> int:
+  """Returns the bytes in main memory of a type, a tuple's arrays together.
+
+  Arrays that the compiler has placed in another memory (a layout with "S(1)", a
+  TPU's VMEM, and so on) count nothing.
+  """
+  total = 0
+  for kind, shape, layout in _ARRAY.findall(type_):
+    if "S(" in layout:
+      continue
+    digits = re.search(r"\d+", kind)
+    bits = _BITS.get(kind) if kind in _BITS else int(digits[0]) if digits else 0
+    size = 1
+    for length in filter(None, shape.split(",")):
+      size *= int(length)
+    total += bits * size // 8
+  return total

@@ -1,0 +1,106 @@
+"""Compiles a config for TPUs that are not there, and says whether it fits.
+
+  pip install libtpu   # Linux on x86-64; no TPU is needed
+  python -m dape_jax.training.aot --topology=v5p:4x4x4 \\
+      --config=configs/lm.py:size=6.7b,encoding=dape_kerple_log,length=512
+
+The real training step of the config, its mesh included, goes through the real TPU
+compiler; --eval_length=131072 compiles eval.py's step for one chip instead, with
+a cache of as many tokens. Prints, of one chip: bytes of parameters, optimizer,
+batch and temporaries, the peak and the limit; FLOPs, bytes moved, the roofline's
+time and the part of it that collectives take; and what to change if it does not
+fit. --json=FILE adds a line to a file, which --table=FILE prints as a table.
+
+Exit status: 0 it fits, 1 it does not, 2 wrong input.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import sys
+from typing import Any
+
+# Read by libtpu when it is loaded.
+os.environ.update(
+    TPU_SKIP_MDS_QUERY="1",
+    ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+    TPU_WORKER_HOSTNAMES="localhost",
+)
+
+from absl import flags
+from ml_collections import config_flags
+
+from dape_jax import cli
+from dape_jax.config_dict import experiment_from_dict
+from dape_jax.errors import ConfigError
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config",
+    None,
+    "Config file, as of train.py; --config.SECTION.SETTING=VALUE changes one"
+    " setting.",
+    lock_config=True,
+)
+_TOPOLOGY = flags.DEFINE_string(
+    "topology", None, "Chips, as v5e:4x4, v5p:4x4x4 or v6e:8x8."
+)
+_EVAL_LENGTH = flags.DEFINE_integer(
+    "eval_length",
+    0,
+    "Compile the reading of texts of so many tokens on one chip, instead of the"
+    " training step.",
+    lower_bound=0,
+)
+flags.DEFINE_alias("eval-length", "eval_length")
+_JSON = flags.DEFINE_string(
+    "json", None, "File to which the numbers are added, as a line of JSON."
+)
+_TABLE = flags.DEFINE_string(
+    "table",
+    None,
+    "Print the lines of such a file as a table, and compile nothing.",
+)
+
+
+def _config():
+  if _CONFIG.value is None or not _TOPOLOGY.value:
+    raise ConfigError("give --config and --topology, or --table.")
+  return experiment_from_dict(_CONFIG.value.to_dict())
+
+
+def _add_line(report: dict[str, Any], file: str) -> None:
+  try:
+    with pathlib.Path(file).open("a") as stream:
+      stream.write(json.dumps(report) + "\n")
+  except OSError as e:
+    raise ConfigError(f"--json={file} cannot be written ({e.strerror}).") from e
+
+
+def main(argv: list[str]) -> None:
+  if argv[1:]:
+    raise ConfigError(f"{argv[1]!r} is not a flag; write --{argv[1]}")
+  # Imported late: they start JAX, and a wrong flag is told at once.
+  from dape_jax.training import ahead_of_time, aot_report  # pylint: disable=g-import-not-at-top
+
+  if _TABLE.value:
+    print(aot_report.table(aot_report.read_lines(_TABLE.value)))
+    return
+  config = _config()
+  if importlib.util.find_spec("libtpu") is None:
+    raise ConfigError(
+        "the TPU compiler is not installed: pip install libtpu (Linux on x86-64)."
+    )
+  command = " ".join(["python -m dape_jax.training.aot", *sys.argv[1:]])
+  report = ahead_of_time.compile_for(
+      config, _TOPOLOGY.value, _EVAL_LENGTH.value
+  ) | {"command": command}
+  print(aot_report.text(report))
+  if _JSON.value:
+    _add_line(report, _JSON.value)
+  if not report["fits"]:
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+  cli.run(main)
