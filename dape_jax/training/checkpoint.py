@@ -88,6 +88,8 @@ def _check_params_fit(path: epath.Path, expected: Any) -> None:
       stored = _shapes(ocp.checkpointables_metadata(path).metadata["params"])
     except Exception:
       return  # Damaged: the load that follows says so.
+  if not stored:  # Orbax logs that it cannot read them, and goes on.
+    raise _damaged(path, "the list of its tensors cannot be read")
   wanted = _shapes(expected)
   for name in [*wanted, *stored]:
     if stored.get(name) != wanted.get(name):

@@ -8,12 +8,16 @@ from etils import epath
 from dape_jax.errors import ConfigError
 
 
+def is_remote(path: str | os.PathLike[str]) -> bool:
+  """Returns whether a path is not of a local file system, as gs://bucket/run."""
+  return "://" in os.fspath(path)
+
+
 def absolute_path(path: str | os.PathLike[str]) -> epath.Path:
-  """Returns a local path without "~" and "..", or one like gs://... as it is."""
-  text = os.fspath(path)
-  if "://" in text:
-    return epath.Path(text)
-  return epath.Path(pathlib.Path(text).expanduser().absolute())
+  """Returns an absolute local path, or a remote one as it is."""
+  if is_remote(path):
+    return epath.Path(path)
+  return epath.Path(pathlib.Path(path).expanduser().absolute())
 
 
 def _is_step(path: epath.Path) -> bool:

@@ -14,6 +14,7 @@ import tensorboardX
 import tqdm
 from etils import epath
 
+from dape_jax.training.checkpoint_paths import is_remote
 from dape_jax.training.chips import chip_of
 
 _JSONL = "metrics.jsonl"
@@ -111,7 +112,7 @@ class MetricsWriter:
     if not main_process:
       return
     self._workdir = workdir
-    self._is_remote = "://" in str(workdir)
+    self._is_remote = is_remote(workdir)
     if not self._is_remote:
       self._folder = pathlib.Path(workdir)
     else:

@@ -2,6 +2,7 @@
 
 import itertools
 import pathlib
+import resource
 import shutil
 
 import jax
@@ -27,10 +28,10 @@ def state(config, make_mesh, make_state):
   return make_state(config, make_mesh(1))
 
 
-def _save(workdir, state, config, steps, keep=2):
+def _save(workdir, state, config, steps, keep=2, keep_every=0):
   sharding = partitioning.replicated(partitioning.make_mesh())
   folder = epath.Path(workdir / "checkpoints")
-  with CheckpointSaver(folder, keep) as checkpoints:
+  with CheckpointSaver(folder, keep, keep_every) as checkpoints:
     for step in steps:
       this = state.replace(step=jnp.asarray(step, jnp.int32))
       checkpoints.save(
@@ -60,6 +61,38 @@ def _assert_equal(tree, expected):
 def test_the_latest_are_kept(saved):
   names = sorted(p.name for p in (saved / "checkpoints").iterdir())
   assert names == ["2", "3"]
+
+
+def test_multiples_are_kept_too(tmp_path, state, config):
+  _save(tmp_path, state, config, steps=range(1, 8), keep=1, keep_every=3)
+  names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+  assert names == ["3", "6", "7"]
+
+
+def test_what_cannot_be_written_is_told_and_the_rest_stays(
+    copy, state, config, capsys
+):
+  folder = epath.Path(copy / "checkpoints")
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  with CheckpointSaver(folder, 5) as checkpoints:
+
+    def save(step):
+      this = state.replace(step=jnp.asarray(step, jnp.int32))
+      checkpoints.save(this, experiment_to_dict(config), {})
+      return checkpoints.wait()
+
+    # No file may grow beyond this, as on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    try:
+      assert not save(4)
+    finally:
+      resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    message = capsys.readouterr().err
+    assert "step 4: its checkpoint could not be written (" in message
+    assert message.rstrip().endswith("checkpoints/3.")
+    assert save(5)
+  assert sorted(p.name for p in folder.iterdir()) == ["2", "3", "5"]
+  assert checkpoint.load_for_evaluation(copy)[2] == 5
 
 
 @pytest.mark.parametrize("num_devices", [1, 8])

@@ -1,8 +1,10 @@
 """Interrupting, resuming, refusing and stopping a run, in one process."""
 
 import json
+import os
 import pathlib
 import shutil
+import signal
 
 import jax
 import numpy as np
@@ -76,6 +78,64 @@ def test_resuming_twice_across_epochs_is_bit_identical(
   assert step == 40
   expected = checkpoint.load_for_evaluation(whole)[1]
   jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+def test_sigterm_saves_and_the_run_goes_on(
+    make_config, whole, monkeypatch, read_results, tmp_path, capsys
+):
+  config = make_config()
+  train_batches = batches.TrainBatches
+
+  class Terminated(train_batches):
+
+    def rows(self, step, rows):
+      if step == 12:
+        os.kill(os.getpid(), signal.SIGTERM)
+      return super().rows(step, rows)
+
+  before = signal.getsignal(signal.SIGTERM)
+  with monkeypatch.context() as patch:
+    patch.setattr(batches, "TrainBatches", Terminated)
+    loop.train(config, tmp_path, profile_steps=(2, 3))
+  assert signal.getsignal(signal.SIGTERM) == before
+  assert "stopped by SIGTERM after step 13 of 40" in capsys.readouterr().err
+  assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+  loop.train(config, tmp_path)
+  assert "going on from" in capsys.readouterr().err
+  assert read_results(tmp_path) == read_results(whole)
+
+
+def _truncate(step):
+  for file in (step / "params").rglob("*"):
+    if file.is_file():
+      content = file.read_bytes()
+      file.write_bytes(content[: len(content) // 2])
+
+
+def test_a_damaged_checkpoint_is_told_and_skipped_if_asked(
+    make_config, whole, finished, read_results, capsys
+):
+  _truncate(finished / "checkpoints" / "40")
+  with pytest.raises(ConfigError, match=r"checkpoints/40 is dam.*skip_damaged"):
+    loop.train(make_config(), finished)
+  # Another config is no damage.
+  with pytest.raises(ConfigError, match=r"config.model.width=64 but"):
+    loop.train(make_config({"model.width": 64}), finished, skip_damaged=True)
+  loop.train(make_config(), finished, skip_damaged=True)
+  shown = capsys.readouterr().err
+  assert "warning: checkpoint" in shown
+  assert "damaged_checkpoints/40_0; looking for the one before" in shown
+  assert (finished / "damaged_checkpoints" / "40_0" / "params").is_dir()
+  assert read_results(finished) == read_results(whole)
+
+
+def test_a_run_whose_last_state_is_lost_says_so(
+    make_config, monkeypatch, tmp_path
+):
+  monkeypatch.setattr(loop.CheckpointSaver, "wait", lambda self: False)
+  config = make_config({"train.steps": 3, "train.eval_every": 0})
+  with pytest.raises(loop.FailedRunError, match="after step 3 could not be"):
+    loop.train(config, tmp_path)
 
 
 def test_resuming_on_another_number_of_devices_is_the_same_to_tolerance(

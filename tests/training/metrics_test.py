@@ -2,14 +2,16 @@
 
 import json
 
+from etils import epath
 from tensorboardX.proto import event_pb2
 
+from dape_jax.training import chips, metrics
 from dape_jax.training.metrics import MetricsWriter, Throughput
 
 
 def _writer(workdir, first_step):
   return MetricsWriter(
-      workdir,
+      epath.Path(workdir),
       first_step=first_step,
       total_steps=100,
       tokens_per_step=8,
@@ -62,6 +64,25 @@ def test_tensorboard_gets_the_same_numbers_and_hides_the_dropped(tmp_path):
   assert starts[-1] == 3  # TensorBoard hides older events from here on.
 
 
+def test_a_remote_workdir_has_what_was_flushed(tmp_path, monkeypatch):
+  monkeypatch.setattr(metrics, "is_remote", lambda path: True)
+  path = tmp_path / "metrics.jsonl"
+  with _writer(tmp_path, 0) as writer:
+    writer.write(1, {"loss": 1.0})
+    assert not path.exists()
+    writer.flush()
+    writer.write(2, {"loss": 2.0})
+    assert path.read_text() == '{"step": 1, "loss": 1.0}\n'
+  with _writer(tmp_path, 1) as writer:
+    writer.write(2, {"loss": 3.0})
+  records = [json.loads(line) for line in path.read_text().splitlines()]
+  assert [record["loss"] for record in records] == [1.0, 3.0]
+  scalars = [
+      e for e in _read_events(tmp_path / "tensorboard") if e.summary.value
+  ]
+  assert [e.step for e in scalars] == [1, 2, 2]
+
+
 def test_plain_lines_when_there_is_no_terminal(tmp_path, capsys):
   with _writer(tmp_path, 0) as writer:
     writer.write(60, {"loss": 1.23456, "tokens_per_second": 32.0})
@@ -101,3 +122,15 @@ def test_throughput_counts_from_its_last_restart(monkeypatch):
       "tokens_per_second": 10.0,
       "seconds_per_step": 1.0,
   }
+
+
+def test_utilization_of_a_device_that_is_known(monkeypatch):
+  chip = chips.Chip(flops=1e3, memory_bandwidth=1.0)
+  monkeypatch.setattr(metrics, "chip_of", lambda kind: chip)
+  now = 0.0
+  monkeypatch.setattr("time.monotonic", lambda: now)
+  throughput = Throughput(tokens_per_step=10, flops_per_token=40.0)
+  throughput.restart(0)
+  now = 1.0
+  # 400 FLOPs in a second, of eight devices of 1000.
+  assert throughput.measure(1)["model_flop_utilization"] == 400 / 8000

@@ -1,0 +1,58 @@
+"""FLOPs of a model, counted by hand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from dape_jax.config import ModelConfig
+from dape_jax.models import Transformer
+from dape_jax.training.chips import chip_of
+from dape_jax.training.flops import flops_per_token
+
+
+def _flops(length, **changes):
+  settings = dict(
+      vocab_size=10, num_layers=3, width=8, num_heads=2, encoding="kerple_log"
+  )
+  config = ModelConfig(**settings | changes)
+  model = Transformer(config)
+  tokens = jnp.zeros((1, 1), jnp.int32)
+  params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+  return flops_per_token(config, params, length)
+
+
+# Query, key, value, output, two of the feed-forward; the head.
+_MATRICES = 3 * (4 * 8 * 8 + 2 * 8 * 32) + 8 * 10
+
+
+@pytest.mark.parametrize(
+    "changes, seen, per_pair",
+    [
+        ({}, 5, 3 * 2 * 8),
+        ({"causal": False}, 9, 3 * 2 * 8),
+        ({"windows": (4,)}, 4, 3 * 2 * 8),
+        ({"windows": (4, 0, 0)}, (4 + 5 + 5) / 3, 3 * 2 * 8),
+        # Two scores and two biases to 32, to two scores.
+        ({"encoding": "dape_kerple_log"}, 5, 3 * (2 * 8 + 6 * 32)),
+        (
+            {"encoding": "dape_kerple_log", "share_encoding": True},
+            5,
+            3 * (2 * 8 + 6 * 32),
+        ),
+        ({"encoding": "dape_v2_kerple_log"}, 5, 3 * (2 * 8 + 3 * 6 * 32)),
+    ],
+)
+def test_flops_by_hand(changes, seen, per_pair):
+  assert _flops(9, **changes) == 6 * (_MATRICES + seen * per_pair)
+
+
+def test_grouped_queries_have_smaller_matrices():
+  fewer = 3 * 2 * 8 * 4
+  assert _flops(9, num_kv_heads=1) == _flops(9) - 6 * fewer
+
+
+def test_chips_are_told_by_the_longest_name():
+  assert chip_of("TPU v5 lite").flops == 197e12
+  assert chip_of("TPU v5p").flops == chip_of("TPU v5").flops == 459e12
+  assert chip_of("NVIDIA H100 80GB HBM3").flops == 989e12
+  assert chip_of("cpu") is None
