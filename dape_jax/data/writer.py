@@ -120,7 +120,10 @@ class CorpusWriter:
     """
     for name, split in self.splits.items():
       if not split.documents:
-        raise ConfigError(f"there is no document in the {name} split.")
+        raise ConfigError(
+            f"There is no document in the {name} split: give --{name}=FILES, or"
+            f" a larger --{name}_fraction, and another --output."
+        )
     names = [file for split in self.splits.values() for file in split.finish()]
     splits = {name: split.state() for name, split in self.splits.items()}
     names += self._copy_tokenizer()
