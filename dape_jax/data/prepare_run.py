@@ -123,7 +123,6 @@ class _Run:
         mininterval=1 if sys.stderr.isatty() else 60,
     ) as bar:
       for index in range(self._source, len(sources)):
-        self._source = index
         split, source = sources[index]
         if index == len(self._counts):
           self._counts.append([0, 0, 0])
@@ -131,13 +130,11 @@ class _Run:
         for record in source.records(first):
           self._add(split, source, record, first)
           bar.update(done + record.position - bar.n if record.position else 0)
-        self._records = 0
+        self._source, self._records = index + 1, 0
         done += source.size
         bar.update(done - bar.n)
     self._write_batch()
-    # Killed from here on, it only finishes again.
-    self._source = len(sources)
-    self._write_journal()
+    self._write_journal()  # Killed from here on, it only finishes again.
     self._writer.finish(
         [
             {**source, **dict(zip(COUNTS, counts, strict=True))}

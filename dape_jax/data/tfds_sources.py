@@ -43,9 +43,7 @@ class TfdsSplit:
     """Yields the records behind the first `skip`; ends with what is damaged."""
     number = skip + 1
     try:
-      source = self._builder.as_data_source(
-          self._split, decoders=self._decoders()
-      )
+      source = self._builder.as_data_source(self._split)
       for first in range(skip, self.size, _EXAMPLES):
         indices = range(first, min(first + _EXAMPLES, self.size))
         for example in source.__getitems__(indices):
@@ -59,12 +57,6 @@ class TfdsSplit:
     # array_record raises what it likes.
     except (OSError, RuntimeError, ValueError, IndexError) as error:
       yield Record(number, b"", f"damaged or cut off ({error})", 0)
-
-  def _decoders(self) -> Any:
-    import tensorflow_datasets as tfds
-
-    # The other features of an example may be large.
-    return tfds.decode.PartialDecoding({self._field: True})
 
   def where(self, number: int) -> str:
     """Returns how messages name an example."""
