@@ -100,7 +100,9 @@ class Batches(abc.ABC):
         )
       if state[name] != value:
         fix = (
-            "install the packages it was made from, or start in a new workdir."
+            "give the corpus that it was trained on (a built-in one has other"
+            " text with other versions of its packages), or start in a new"
+            " workdir."
             if name == "fingerprint"
             else "set it back, or start in a new workdir."
         )
