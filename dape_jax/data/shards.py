@@ -8,7 +8,7 @@ shards is one of its datasets. Both are made without TensorFlow.
 import hashlib
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -49,14 +49,14 @@ def _set_bytes(example: Any, name: str, values: np.ndarray) -> None:
 
 
 def write_shard(
-    file: pathlib.Path, tokens: np.ndarray, starts: np.ndarray
+    file: pathlib.Path, blocks: Iterable[np.ndarray], starts: np.ndarray
 ) -> str:
   """Writes a shard, the same bytes for the same tokens.
 
   Args:
     file: whose name nothing has before the shard is complete.
-    tokens: little-endian, [n].
-    starts: int64, indices in `tokens` where documents begin, increasing.
+    blocks: tokens, little-endian, BLOCK_SIZE each but for the last.
+    starts: int64, indices of tokens where documents begin, increasing.
 
   Returns:
     The sha256 of tokens and starts, which unlike the file's does not depend on
@@ -75,8 +75,8 @@ def write_shard(
     writer = array_record_module.ArrayRecordWriter(
         os.fspath(temporary), _WRITER_OPTIONS
     )
-    for begin in range(0, len(tokens), BLOCK_SIZE):
-      block = tokens[begin : begin + BLOCK_SIZE]
+    for number, block in enumerate(blocks):
+      begin = number * BLOCK_SIZE
       first, last = np.searchsorted(starts, [begin, begin + len(block)])
       example = tf_example_pb2.Example()
       _set_bytes(example, "tokens", block)

@@ -9,13 +9,13 @@ them and writing goes on.
 import os
 import pathlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from dape_jax.data import manifest as manifest_lib
-from dape_jax.data.shards import DATASET, write_shard
+from dape_jax.data.shards import BLOCK_SIZE, DATASET, write_shard
 
 
 class Origin(NamedTuple):
@@ -139,9 +139,7 @@ class SplitWriter:
     first, last = np.searchsorted(starts, [begin, begin + size])
     file = f"{DATASET}-{self._name}.array_record-{number:05}"
     content = write_shard(
-        self._folder / file,
-        np.memmap(self._file(number), self._dtype, "r"),
-        starts[first:last] - begin,
+        self._folder / file, self._blocks(number), starts[first:last] - begin
     )
     self.shards.append(
         {
@@ -153,6 +151,12 @@ class SplitWriter:
     # Kept until the state that lists the shard is.
     self._raw.close()
     self._full.append(self._file(number))
+
+  def _blocks(self, number: int) -> Iterator[np.ndarray]:
+    # Read, not mapped, which would count as memory in use.
+    with self._file(number).open("rb") as stream:
+      while values := stream.read(BLOCK_SIZE * self._dtype.itemsize):
+        yield np.frombuffer(values, self._dtype)
 
   def flush(self) -> None:
     """Brings what was added to the disk."""

@@ -121,9 +121,9 @@ def test_the_state_of_a_mix_has_all_fingerprints_and_weights(corpus):
   with pytest.raises(ConfigError, match="'weights'"):
     batches.check_state(state)
   windows = [len(_windows(corpus, name)) for name in ("validation", "test")]
-  assert batches.num_windows == min(
-      int(windows[0] / 0.7), int(windows[1] / 0.3)
-  )
+  # Before the shorter split comes again.
+  shorter = min(windows[0] / 0.7, windows[1] / 0.3)
+  assert shorter - 2 < batches.num_windows <= shorter
 
 
 def _windows(corpus, name):
