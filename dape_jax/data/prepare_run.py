@@ -32,9 +32,9 @@ from dape_jax.data.tfds_sources import TfdsSplit
 from dape_jax.data.writer import WORK, CorpusWriter, Item
 from dape_jax.errors import ConfigError
 
-# Text that is encoded at a time: some of it for every core. Libraries take up to
-# 40 bytes of memory for each.
-_BATCH_BYTES = 8 << 20
+# Text that is encoded at a time: some of it for every core, and the packages take
+# 80 bytes of memory for each of these.
+_BATCH_BYTES = 4 << 20
 _BATCH_DOCUMENTS = 4096
 
 
@@ -51,6 +51,15 @@ def _locked(folder: pathlib.Path) -> Iterator[None]:
     yield
 
 
+def _finished(folder: pathlib.Path, plan: Any) -> dict[str, Any] | None:
+  if not (folder / manifest_lib.MANIFEST).exists():
+    return None
+  manifest = manifest_lib.read_manifest(folder)
+  check_plan(folder, finished_plan(manifest), plan)
+  shutil.rmtree(folder / WORK, ignore_errors=True)  # Killed before it could.
+  return manifest
+
+
 def run(job: Job) -> dict[str, Any]:
   """Prepares a folder, or goes on with it; returns its manifest.
 
@@ -62,10 +71,7 @@ def run(job: Job) -> dict[str, Any]:
   # As JSON gives it back.
   plan = json.loads(json.dumps(job.plan()))
   try:
-    if (folder / manifest_lib.MANIFEST).exists():
-      manifest = manifest_lib.read_manifest(folder)
-      check_plan(folder, finished_plan(manifest), plan)
-      shutil.rmtree(work, ignore_errors=True)  # Killed before it could.
+    if manifest := _finished(folder, plan):
       return manifest
     if folder.is_dir() and any(folder.iterdir()) and not work.is_dir():
       raise ConfigError(
@@ -74,6 +80,9 @@ def run(job: Job) -> dict[str, Any]:
       )
     work.mkdir(parents=True, exist_ok=True)
     with _locked(work):
+      # Another process may have finished in the meantime.
+      if manifest := _finished(folder, plan):
+        return manifest
       if (work / "plan.json").exists():
         old = json.loads((work / "plan.json").read_text("utf-8"))
         check_plan(folder, old, plan)

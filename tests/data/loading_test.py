@@ -1,3 +1,4 @@
+import json
 import pathlib
 
 import numpy as np
@@ -6,11 +7,13 @@ import tokenizers
 
 from dape_jax import data
 from dape_jax.config import DataConfig
+from dape_jax.config_dict import experiment_from_dict, experiment_to_dict
 from dape_jax.data import prepare_run, sources
 from dape_jax.data.prepare_job import Job
 from dape_jax.data.text_files import TextFile
 from dape_jax.errors import ConfigError
 from dape_jax.evaluation import runs
+from dape_jax.training.batches import make_batches
 
 
 def _save_tokenizer(path):
@@ -161,3 +164,27 @@ def test_a_tokenizer_that_changed_is_refused(folders, bpe, tmp_path):
 def test_numpy_indices_name_documents(folders):
   split = data.load_corpus(folders["bytes"]).split("train")
   assert split.name(np.int64(0)).endswith("train.txt")
+
+
+def test_a_run_trains_on_a_mix_of_folders_and_continues(folders):
+  source = f"{folders['bpe_a']},{folders['bpe_b']}"
+  values = {
+      "model": {"vocab_size": 384, "num_heads": 2, "width": 16},
+      "data": {"source": source, "weights": [3, 1], "length": 16},
+      "train": {"batch_size": 8},
+  }
+  config = experiment_from_dict(values)
+  stored = json.loads(json.dumps(experiment_to_dict(config)))
+  assert experiment_from_dict(stored) == config
+  train, validation = make_batches(config)
+  again, _ = make_batches(config)
+  again.check_state(train.data_state(3))
+  for name, values_ in train[3].items():
+    np.testing.assert_array_equal(again[3][name], values_)
+  tokenizer = data.load_tokenizer(source, "", ())
+  texts = [tokenizer.decode(row) for row in validation[0]["targets"]]
+  letters = b"".join(texts)
+  assert letters.count(b" a(") > letters.count(b" b(") > 0
+  values["model"]["vocab_size"] = 128
+  with pytest.raises(ConfigError, match="vocab_size=128 .* 'tiny'; use 384"):
+    make_batches(experiment_from_dict(values))
