@@ -32,7 +32,7 @@ from dape_jax.data.tfds_sources import TfdsSplit
 from dape_jax.data.writer import WORK, CorpusWriter, Item
 from dape_jax.errors import ConfigError
 
-# Text that is encoded at a time: some of it for every core, and the packages take
+# Text that is encoded at a time: some of it for every core, and packages take up to
 # 80 bytes of memory for each of these.
 _BATCH_BYTES = 4 << 20
 _BATCH_DOCUMENTS = 4096

@@ -186,5 +186,5 @@ def test_a_run_trains_on_a_mix_of_folders_and_continues(folders):
   letters = b"".join(texts)
   assert letters.count(b" a(") > letters.count(b" b(") > 0
   values["model"]["vocab_size"] = 128
-  with pytest.raises(ConfigError, match="vocab_size=128 .* 'tiny'; use 384"):
+  with pytest.raises(ConfigError, match=r"vocab_size=128 .* 'tiny'; use 384"):
     make_batches(experiment_from_dict(values))
