@@ -52,7 +52,13 @@ _SPLIT = flags.DEFINE_enum(
     "split", "test", ["train", "validation", "test"], "Split of the corpus."
 )
 _DATA_DIR = flags.DEFINE_string(
-    "data_dir", "", "Folder of the prepared data; empty: as in training."
+    "data_dir", "", "Folder of built-in corpora; empty: as in training."
+)
+_SOURCE = flags.DEFINE_string(
+    "source",
+    "",
+    "Corpus to read of those of the training, or where its folder is now;"
+    " empty: the first.",
 )
 _RETRIEVAL = flags.DEFINE_list(
     "retrieval", [], "Retrieval tasks at the same lengths, such as passkey."
@@ -83,7 +89,7 @@ def main(argv: list[str]) -> None:
       raise ConfigError(
           f"--{name} is empty: name one or more, or leave it out."
       )
-  for name in "split", "data_dir":
+  for name in "split", "source", "data_dir":
     if _TEXT.value and flags.FLAGS[name].present:
       raise ConfigError(f"--{name} is of the corpus, which --text replaces.")
   if flags.FLAGS["retrieval_samples"].present and not _RETRIEVAL.value:
@@ -112,6 +118,7 @@ def main(argv: list[str]) -> None:
       max_regions=_REGIONS.value,
       split=_SPLIT.value,
       data_dir=_DATA_DIR.value,
+      source=_SOURCE.value,
       texts=_TEXT.value,
       retrieval=_RETRIEVAL.value,
       retrieval_samples=_RETRIEVAL_SAMPLES.value,

@@ -26,7 +26,7 @@ def get_config(encoding: str = "dape_kerple_log") -> ml_collections.ConfigDict:
           encoding_options=encoding_options(encoding, LENGTH),
           dtype="float32",  # CPUs are slower in bfloat16
       ),
-      data=dict(source="code", tokenizer="bytes", length=LENGTH),
+      data=dict(source="code", length=LENGTH),
       optimizer=dict(
           learning_rate=3e-3, final_learning_rate=3e-4, warmup_steps=40
       ),

@@ -29,7 +29,7 @@ def get_config(encoding: str = "dape_kerple_log") -> ml_collections.ConfigDict:
           encoding_options=encoding_options(encoding, LENGTH),
           dtype="float32",  # CPUs are slower in bfloat16
       ),
-      data=dict(source="code", tokenizer="bytes", length=LENGTH),
+      data=dict(source="code", length=LENGTH),
       optimizer=dict(
           learning_rate=4e-3, final_learning_rate=4e-4, warmup_steps=30
       ),

@@ -14,7 +14,7 @@ from dape_jax.config_checks import (
     require_not_negative,
     require_positive,
 )
-from dape_jax.data import tasks
+from dape_jax.data_config import DataConfig, TaskConfig
 from dape_jax.mesh_config import MeshConfig
 from dape_jax.model_config import ModelConfig
 
@@ -27,72 +27,6 @@ __all__ = [
     "TaskConfig",
     "TrainConfig",
 ]
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-  """Training text.
-
-  Attributes:
-    source: "code" (the embedded code corpus) or "stdlib" (the standard library
-      alone).
-    tokenizer: "bytes".
-    dir: folder for prepared data; "" means $DAPE_JAX_DATA or ~/.cache/dape_jax.
-    length: tokens per training window.
-    packing: "segments" (documents packed with segment ids, positions restart
-      and no loss across borders) or "plain" (windows cut through the stream,
-      the papers' way).
-  """
-
-  source: str = "code"
-  tokenizer: str = "bytes"
-  dir: str = ""
-  length: int = 512
-  packing: str = "segments"
-
-  def __post_init__(self):
-    require_positive("data", self, "length")
-    require_choice("data.source", self.source, ("code", "stdlib"))
-    require_choice("data.tokenizer", self.tokenizer, ("bytes",))
-    require_choice("data.packing", self.packing, ("segments", "plain"))
-
-  @property
-  def row_length(self) -> int:
-    """Returns the tokens of a training row."""
-    return self.length
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskConfig:
-  """A generated task in the place of training text (data/tasks).
-
-  Attributes:
-    task: name of the task.
-    length: of its longest problems; lengths are uniform from the shortest that
-      the task has.
-    lengths_per_batch: so many lengths are drawn for a batch (arXiv 2305.16843
-      draws one), each for an equal part of its rows.
-  """
-
-  task: str
-  length: int = 40
-  lengths_per_batch: int = 1
-
-  def __post_init__(self):
-    require_positive("data", self, "length", "lengths_per_batch")
-    require_choice("data.task", self.task, tuple(tasks.TASKS))
-    shortest = tasks.make(self.task).min_length
-    require(
-        self.length >= shortest,
-        "data.length",
-        self.length,
-        f"problems of {self.task} have at least {shortest}.",
-    )
-
-  @property
-  def row_length(self) -> int:
-    """Returns the tokens of a training row, the longest problem's."""
-    return tasks.make(self.task).row_length(self.length)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,4 +92,6 @@ def experiment_to_dict(config: ExperimentConfig) -> dict[str, Any]:
       )
   )
   values["model"]["windows"] = list(config.model.windows)
+  if isinstance(config.data, DataConfig):
+    values["data"]["weights"] = list(config.data.weights)
   return values

@@ -8,10 +8,11 @@ batch = batches[0]  # any step, in any order
 """
 
 from dape_jax.data.batches import TrainBatches
-from dape_jax.data.corpus import Corpus, Split, load_corpus, open_corpus
+from dape_jax.data.corpus import Corpus, Split, open_corpus, open_folder
 from dape_jax.data.documents import Document
+from dape_jax.data.loading import load_corpora, load_corpus, load_tokenizer
 from dape_jax.data.task_batches import TaskBatches
-from dape_jax.data.tokenizers import ByteTokenizer, make_tokenizer
+from dape_jax.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer
 
 __all__ = [
     "ByteTokenizer",
@@ -19,8 +20,12 @@ __all__ = [
     "Document",
     "Split",
     "TaskBatches",
+    "Tokenizer",
     "TrainBatches",
+    "load_corpora",
     "load_corpus",
+    "load_tokenizer",
     "make_tokenizer",
     "open_corpus",
+    "open_folder",
 ]

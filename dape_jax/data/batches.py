@@ -1,6 +1,8 @@
 """Training batches addressed by step, so that resuming needs one integer."""
 
 import abc
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ _STATE_FIELDS = {
     "packing": "config.data.packing",
     "task": "config.data.task",
     "lengths_per_batch": "config.data.lengths_per_batch",
+    "weights": "config.data.weights",
     "fingerprint": "the corpus fingerprint",
 }
 
@@ -97,7 +100,9 @@ class Batches(abc.ABC):
         )
       if state[name] != value:
         fix = (
-            "install the packages it was made from, or start in a new workdir."
+            "give the corpus that it was trained on (a built-in one has other"
+            " text with other versions of its packages), or start in a new"
+            " workdir."
             if name == "fingerprint"
             else "set it back, or start in a new workdir."
         )
@@ -110,56 +115,96 @@ class Batches(abc.ABC):
 class TrainBatches(Batches):
   """Batches of text, see `Batches`.
 
-  The windows of the split are shuffled anew every epoch; a batch may end one
-  epoch and begin the next.
+  The windows of a split are shuffled anew every epoch; a batch may end one epoch
+  and begin the next. Rows of several splits are mixed in the proportion of the
+  weights, as evenly as can be, each split in its own order and epochs.
 
   Attributes:
-    num_windows: windows of an epoch.
+    num_windows: rows before any comes again.
   """
 
   def __init__(
       self,
-      split: "Split",
+      split: "Split | Sequence[Split]",
       *,
       length: int,
       batch_size: int,
       seed: int,
       packing: str = "segments",
+      weights: Sequence[float] = (),
   ):
     """Builds the index; reads no data.
 
     Args:
-      split: of a corpus.
+      split: of a corpus; or one of each of several corpora.
       length: T, tokens per window.
       batch_size: windows per step.
       seed: of the shuffle, in [0, 2**32).
       packing: "segments" or "plain" (see `Windows`).
+      weights: of several splits, one each; they need not add up to 1.
 
     Raises:
-      ConfigError: the split is shorter than a window, or a number is out of
+      ConfigError: a split is shorter than a window, or a number is out of
         range.
     """
     import grain  # takes a second and imports jax
 
     if not 0 <= seed < 2**32:
       raise ConfigError(f"config.seed={seed}: must be in [0, 2**32).")
+    splits = split if isinstance(split, Sequence) else [split]
+    check_weights(weights, len(splits))
     state = {
         "seed": seed,
         "batch_size": batch_size,
         "length": length,
         "packing": packing,
-        "fingerprint": split.fingerprint,
+        "fingerprint": ",".join(split.fingerprint for split in splits),
     }
+    if weights:
+      state["weights"] = list(weights)
     super().__init__(state, length)
-    windows = Windows(split, length, packing)
-    self.num_windows = len(windows)
-    dataset = grain.MapDataset.source(windows)
-    self._dataset = dataset.seed(seed).shuffle().repeat()
+    self._windows = [Windows(split, length, packing) for split in splits]
+    # Windows of all splits are counted on, so that an index says its split.
+    self._firsts = np.cumsum([0, *map(len, self._windows)])
+    indices = [
+        grain.MapDataset.range(int(first), int(end))
+        for first, end in itertools.pairwise(self._firsts)
+    ]
+    endless = [one.seed(seed).shuffle().repeat() for one in indices]
+    if weights:
+      self._indices = grain.MapDataset.mix(endless, weights)
+      self.num_windows = len(grain.MapDataset.mix(indices, weights))
+    else:
+      (self._indices,) = endless
+      self.num_windows = len(indices[0])
 
   def _rows(self, step: int, rows: Sequence[int]) -> dict[str, np.ndarray]:
     first = step * self.batch_size
-    windows = [self._dataset[first + row] for row in rows]
-    return {
-        name: np.stack([window[name] for window in windows])
-        for name in windows[0]
-    }
+    indices = np.array([self._indices[first + row] for row in rows], np.int64)
+    splits = np.searchsorted(self._firsts, indices, side="right") - 1
+    batch: dict[str, np.ndarray] = {}
+    for split in np.unique(splits):
+      here = splits == split
+      part = self._windows[split].rows(indices[here] - self._firsts[split])
+      for name, values in part.items():
+        shape = (len(indices), self.row_length)
+        batch.setdefault(name, np.empty(shape, values.dtype))[here] = values
+    return batch
+
+
+def check_weights(weights: Sequence[float], sources: int) -> None:
+  """Checks the weights of a number of sources.
+
+  Raises:
+    ConfigError: there are not as many, or one is not positive.
+  """
+  needed = sources if sources > 1 else 0
+  if len(weights) != needed:
+    raise ConfigError(
+        f"config.data.weights={tuple(weights)}: must be {needed} numbers, one for"
+        " each source where config.data.source has several."
+    )
+  if not all(math.isfinite(weight) and weight > 0 for weight in weights):
+    raise ConfigError(
+        f"config.data.weights={tuple(weights)}: must be greater than 0."
+    )

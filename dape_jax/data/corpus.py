@@ -1,20 +1,20 @@
-"""A corpus on disk: prepared once, then opened as memory maps."""
+"""A prepared corpus: opened at once, read when asked for."""
 
 import dataclasses
-import functools
-import json
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from dape_jax.data import documents as documents_lib
+from dape_jax.data import manifest as manifest_lib
 from dape_jax.data import preparation
 from dape_jax.data.documents import SPLITS, Document
-from dape_jax.data.sources import SOURCES
-from dape_jax.data.tokenizers import ByteTokenizer, make_tokenizer
+from dape_jax.data.token_stream import TokenStream
+from dape_jax.data.tokenizers import Tokenizer, make_tokenizer
+from dape_jax.data.writer import WORK
 from dape_jax.errors import ConfigError, did_you_mean
 
 
@@ -25,25 +25,30 @@ class Split:
   Attributes:
     split_name: "train", "validation" or "test".
     fingerprint: of the whole corpus.
-    tokens: read-only memory map, uint16 [num_tokens].
+    tokens: `[begin:end]` is an array of those, uint16 or uint32, and `size` how
+      many there are.
     starts: int64 [num_documents + 1], index of each document's first token;
-      the last is num_tokens.
-    paths: of the documents, in order.
+      the last is the number of tokens.
+    name_of: returns the name of a document by its index.
   """
 
   split_name: str
   fingerprint: str
-  tokens: np.ndarray
+  tokens: TokenStream | np.ndarray
   starts: np.ndarray
-  paths: tuple[str, ...]
+  name_of: Callable[[int], str]
 
   @property
   def num_documents(self) -> int:
-    return len(self.paths)
+    return len(self.starts) - 1
 
   def name(self, index: int) -> str:
-    """Returns the path of document `index` relative to its package root."""
-    return self.paths[index]
+    """Returns where document `index` is from.
+
+    Of a built-in corpus its path relative to its package root, of another the
+    file, or "file:line".
+    """
+    return self.name_of(index)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,26 +56,22 @@ class Corpus:
   """A prepared corpus.
 
   Attributes:
-    fingerprint: 16 hex digits that identify the text and its splits. Results
-      compare only at equal fingerprints.
+    fingerprint: identifies the text, its splits and, but for bytes, the
+      tokenizer. Results compare only at equal fingerprints.
     tokenizer: that made the tokens.
-    folder: where it lies: `{split}.tokens.npy`, `{split}.starts.npy`,
-      manifest.json, and the tensorflow-datasets form below `tfds`.
+    folder: where it lies.
+    manifest: what it holds and where that is from (docs/data.md).
     splits: names of the splits.
   """
 
   fingerprint: str
-  tokenizer: ByteTokenizer
+  tokenizer: Tokenizer
   folder: pathlib.Path
+  manifest: dict[str, Any] = dataclasses.field(repr=False)
   splits: tuple[str, ...] = SPLITS
 
-  @functools.cached_property
-  def manifest(self) -> list[dict[str, Any]]:
-    """Path, group, split, sha256 and bytes of every document, in order."""
-    return json.loads((self.folder / "manifest.json").read_text("utf-8"))
-
   def split(self, name: str) -> Split:
-    """Opens a split.
+    """Opens a split; reads nothing.
 
     Raises:
       ConfigError: there is none called `name`.
@@ -79,12 +80,28 @@ class Corpus:
       raise ConfigError(
           f"The corpus has no split {name!r}.{did_you_mean(name, self.splits)}"
       )
+    entry = self.manifest["splits"][name]
+    tokens = TokenStream(
+        [self.folder / shard["file"] for shard in entry["shards"]],
+        size=entry["tokens"],
+        dtype=np.dtype(self.manifest["dtype"]),
+        shard_tokens=self.manifest["shard_tokens"],
+    )
+    array = lambda what: np.load(
+        self.folder / f"{name}.{what}.npy", mmap_mode="r"
+    )
+    origins, sources = array("origins"), self.manifest["sources"]
+
+    def name_of(index: int) -> str:
+      source, number = origins[index].tolist()
+      return sources[source]["name"] + (f":{number}" if number else "")
+
     return Split(
         split_name=name,
         fingerprint=self.fingerprint,
-        tokens=np.load(self.folder / f"{name}.tokens.npy", mmap_mode="r"),
-        starts=np.load(self.folder / f"{name}.starts.npy"),
-        paths=tuple(d["path"] for d in self.manifest if d["split"] == name),
+        tokens=tokens,
+        starts=array("starts"),
+        name_of=name_of,
     )
 
 
@@ -98,27 +115,38 @@ def _data_dir(data_dir: str | os.PathLike[str]) -> pathlib.Path:
   return pathlib.Path(data_dir or "~/.cache/dape_jax").expanduser().absolute()
 
 
-def _check_files(folder: pathlib.Path) -> None:
-  """Raises a ConfigError if a file is not as it was written."""
+def open_folder(folder: str | os.PathLike[str]) -> Corpus:
+  """Returns the corpus of a prepared folder; any number of processes may.
 
-  def damaged(problem: str) -> ConfigError:
-    return ConfigError(
-        f"The prepared corpus is damaged: {problem}. Delete the folder {folder}"
-        " and run again; it is rebuilt."
+  Sizes of all files are checked, their contents when they are read.
+
+  Raises:
+    ConfigError: it is not there, not finished, damaged or of another version.
+  """
+  folder = pathlib.Path(folder).expanduser().absolute()
+  if not (folder / manifest_lib.MANIFEST).is_file():
+    unfinished = (folder / WORK).is_dir()
+    raise ConfigError(
+        f"{folder} is "
+        + (
+            "not finished: give the command that prepares it again."
+            if unfinished
+            else "no prepared folder: python -m dape_jax.data.prepare"
+            " --output=FOLDER makes one."
+        )
     )
-
-  try:
-    files = preparation.read_checksums(folder)
-  except (OSError, ValueError) as error:
-    raise damaged(f"{preparation.CHECKSUMS} cannot be read") from error
-  for name, (size, checksum) in files.items():
-    file = folder / name
-    if not file.is_file():
-      raise damaged(f"{name} is missing")
-    if file.stat().st_size != size:
-      raise damaged(f"{name} has {file.stat().st_size} bytes instead of {size}")
-    if preparation.file_checksum(file) != checksum:
-      raise damaged(f"the contents of {name} changed")
+  manifest = manifest_lib.read_manifest(folder)
+  manifest_lib.check_sizes(folder, manifest)
+  entry = manifest["tokenizer"]
+  location = entry["name"]
+  if entry["files"]:
+    location = os.fspath(folder / "tokenizer" / entry["files"][0])
+  tokenizer = make_tokenizer(location)
+  if tokenizer.sha256 != entry["sha256"]:
+    raise ConfigError(
+        f"{location} has changed since {folder} was prepared: put it back."
+    )
+  return Corpus(manifest["fingerprint"], tokenizer, folder, manifest)
 
 
 def open_corpus(
@@ -129,52 +157,25 @@ def open_corpus(
 ) -> Corpus:
   """Returns the corpus of the given documents, preparing it if need be.
 
+  Any number of processes may call this at once.
+
   Args:
     documents: in any order; exact duplicates are dropped.
     name: letters, digits and underscores; first part of the folder's name.
-    tokenizer: "bytes".
-    data_dir: see `load_corpus`.
+    tokenizer: see `make_tokenizer`.
+    data_dir: see `load_corpora`.
 
   Raises:
-    ConfigError: see `load_corpus`.
+    ConfigError: see `load_corpora`.
   """
-  tokenizer = make_tokenizer(tokenizer)
+  made = make_tokenizer(tokenizer)
   data_dir = _data_dir(data_dir)
   documents = documents_lib.ordered_unique(documents)
   manifest = documents_lib.make_manifest(documents)
-  fingerprint = documents_lib.fingerprint(manifest)
-  folder = data_dir / f"{name}_{tokenizer.name}_{fingerprint}"
+  content = documents_lib.fingerprint(manifest)
+  fingerprint = manifest_lib.with_tokenizer(content, made.sha256)
+  version = manifest_lib.VERSION
+  folder = data_dir / f"{name}_{made.name}_{fingerprint}_v{version}"
   if not folder.exists():
-    preparation.prepare(documents, manifest, tokenizer, folder)
-  _check_files(folder)
-  return Corpus(fingerprint, tokenizer, folder)
-
-
-def load_corpus(
-    source: str = "code",
-    tokenizer: str = "bytes",
-    data_dir: str | os.PathLike[str] = "",
-) -> Corpus:
-  """Returns a built-in corpus, preparing it on first use.
-
-  The sources are read every time (about a second), so the fingerprint is that
-  of the packages as they are installed now; another version gets a folder of
-  its own. Any number of processes may call this at once.
-
-  Args:
-    source: "code" (train: the standard library, numpy, jax, orbax; validation:
-      flax, optax; test: scipy) or "stdlib" (the standard library alone).
-    tokenizer: "bytes".
-    data_dir: local folder for prepared data; "" means $DAPE_JAX_DATA or
-      ~/.cache/dape_jax.
-
-  Raises:
-    ConfigError: unknown source or tokenizer, a package missing, data_dir not
-      writable, or the prepared data damaged.
-  """
-  if source not in SOURCES:
-    raise ConfigError(
-        f"config.data.source={source!r} is unknown."
-        f"{did_you_mean(source, SOURCES)}"
-    )
-  return open_corpus(SOURCES[source](), source, tokenizer, data_dir)
+    preparation.prepare(documents, manifest, content, made, folder)
+  return open_folder(folder)

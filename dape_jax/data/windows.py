@@ -1,5 +1,6 @@
 """Training windows: fixed-length pieces of a split's token stream."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,28 +56,38 @@ class Windows:
     return max(0, (self._split.tokens.size - 1) // self._length)
 
   def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-    """Returns inputs, targets, segment_ids, positions (int32 [T]) and weights.
+    """Returns one window, arrays [T]; see `rows`."""
+    return {name: values[0] for name, values in self.rows([index]).items()}
 
-    A document cut by the window's beginning has position 0 there: positions
-    count the context that the model sees.
+  def rows(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    """Returns inputs, targets, segment_ids, positions and loss_weights.
+
+    A document cut by a window's beginning has position 0 there: positions count
+    the context that the model sees.
+
+    Args:
+      indices: of windows, read together.
+
+    Returns:
+      Arrays [rows, T], int32 and loss_weights float32.
     """
     length = self._length
-    begin = index * length
-    tokens = np.array(
-        self._split.tokens[begin : begin + length + 1], dtype=np.int32
-    )
-    steps = np.arange(length, dtype=np.int32)
-    is_start = np.zeros(length + 1, np.int32)
+    begins = [int(index) * length for index in indices]
+    tokens = self._split.tokens.rows(begins, length + 1).astype(np.int32)
+    is_start = np.zeros(tokens.shape, np.int32)
     if self._packing == "segments":
-      first, last = np.searchsorted(
-          self._split.starts, [begin, begin + length], side="right"
-      )
-      is_start[self._split.starts[first:last] - begin] = 1
-    starts = np.where(is_start[:-1], steps, 0)
+      starts = self._split.starts
+      # A row begins with a segment anyway.
+      firsts = np.searchsorted(starts, begins, side="right")
+      lasts = np.searchsorted(starts, np.add(begins, length), side="right")
+      for row, begin, first, last in zip(is_start, begins, firsts, lasts):
+        row[starts[first:last] - begin] = 1
+    steps = np.arange(length, dtype=np.int32)
+    starts_at = np.where(is_start[:, :-1], steps, 0)
     return {
-        "inputs": tokens[:-1],
-        "targets": tokens[1:],
-        "segment_ids": 1 + np.cumsum(is_start[:-1], dtype=np.int32),
-        "positions": steps - np.maximum.accumulate(starts),
-        "loss_weights": (1 - is_start[1:]).astype(np.float32),
+        "inputs": tokens[:, :-1],
+        "targets": tokens[:, 1:],
+        "segment_ids": 1 + np.cumsum(is_start[:, :-1], axis=1, dtype=np.int32),
+        "positions": steps - np.maximum.accumulate(starts_at, axis=1),
+        "loss_weights": (1 - is_start[:, 1:]).astype(np.float32),
     }

@@ -22,6 +22,7 @@ from dape_jax.evaluation.runs import (
     Run,
     check_reads_text,
     load_corpus_of,
+    load_tokenizer,
     run_names,
     warn_of_edge,
 )
@@ -39,7 +40,7 @@ class Settings:
     stride: of protocol "sliding"; None is a quarter of each length.
     max_regions: at most so many regions of the longest length are read.
     split: of the corpus.
-    data_dir: see `runs.load_corpus_of`.
+    data_dir, source: see `runs.load_corpus_of`.
     texts: files to read in place of the corpus, see `texts.open_texts`.
     retrieval: names in `prompts.TASKS`, at the same lengths.
     retrieval_samples: texts for each length and depth.
@@ -53,6 +54,7 @@ class Settings:
   max_regions: int = 32
   split: str = "test"
   data_dir: str = ""
+  source: str = ""
   texts: Sequence[str] = ()
   retrieval: Sequence[str] = ()
   retrieval_samples: int = 20
@@ -75,19 +77,22 @@ def check_runs(runs: Sequence[Run], lengths: Sequence[int]) -> None:
     check_positions(run.config.model, longest, f"--lengths={longest} of {name}")
 
 
-def open_split(runs: Sequence[Run], settings: Settings) -> data.Split:
-  """Returns the text that all runs are evaluated on.
+def open_split(
+    runs: Sequence[Run], settings: Settings
+) -> tuple[data.Split, data.Tokenizer]:
+  """Returns the text that all runs are evaluated on, and their tokenizer.
 
   Raises:
     ConfigError: the runs' corpora or tokenizers differ, or a file is not as it
       should be.
   """
   if not settings.texts:
-    corpus = load_corpus_of(runs, settings.data_dir)
-    return corpus.split(settings.split)
+    corpus = load_corpus_of(runs, settings.data_dir, settings.source)
+    return corpus.split(settings.split), corpus.tokenizer
   first = runs[0]
-  for run in runs:
-    if run.config.data.tokenizer != first.config.data.tokenizer:
+  tokenizer = load_tokenizer(first)
+  for run in runs[1:]:
+    if load_tokenizer(run).sha256 != tokenizer.sha256:
       raise ConfigError(
           f"{first.checkpoint} and {run.checkpoint} have other tokenizers:"
           " their results do not compare."
@@ -97,8 +102,8 @@ def open_split(runs: Sequence[Run], settings: Settings) -> data.Split:
         f"--regions={settings.max_regions} is less than the"
         f" {len(settings.texts)} files of --text: some would not be read."
     )
-  tokenizer = data.make_tokenizer(first.config.data.tokenizer)
-  return open_texts(settings.texts, tokenizer, max(settings.lengths))
+  split = open_texts(settings.texts, tokenizer, max(settings.lengths))
+  return split, tokenizer
 
 
 def evaluate_runs(
@@ -118,12 +123,10 @@ def evaluate_runs(
     ConfigError: see `check_runs`, `open_split` and `plan.make_plan`.
   """
   check_runs(runs, settings.lengths)
-  tokenizer_name = runs[0].config.data.tokenizer
-  tokenizer = data.make_tokenizer(tokenizer_name)
+  split, tokenizer = open_split(runs, settings)
   for task in settings.retrieval:
     for length in settings.lengths:
       make_prompt(tokenizer, task, length, None, np.random.default_rng(0))
-  split = open_split(runs, settings)
   plan = make_plan(
       split,
       lengths=settings.lengths,
@@ -171,8 +174,12 @@ def evaluate_runs(
       "dape_jax_version": dape_jax.__version__,
       "command": shlex.join(sys.argv),
       "corpus_fingerprint": split.fingerprint,
-      "source": ",".join(settings.texts) or runs[0].config.data.source,
-      "tokenizer": tokenizer_name,
+      "source": (
+          ",".join(settings.texts)
+          or settings.source
+          or runs[0].config.data.source.split(",")[0]
+      ),
+      "tokenizer": tokenizer.name,
       "split": split.split_name,
       "protocol": plan.protocol,
       "stride": plan.stride,

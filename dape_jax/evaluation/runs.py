@@ -26,7 +26,7 @@ class Run:
     config: the experiment's.
     params: nested dict of float32 arrays; None until `load_params`.
     step: optimizer steps of the checkpoint.
-    fingerprint: of the corpus it was trained on.
+    fingerprint: of the corpus it was trained on, or of each, with commas.
     checksum: of the parameters' bits.
   """
 
@@ -138,12 +138,28 @@ def _printable(name: str) -> str:
   return "".join(c if c.isprintable() else "?" for c in name)
 
 
-def load_corpus_of(runs: Sequence[Run], data_dir: str) -> data.Corpus:
-  """Returns the corpus that all runs were trained on.
+def load_tokenizer(run: Run) -> data.Tokenizer:
+  """Returns the tokenizer of a run, which was trained on text.
+
+  Raises:
+    ConfigError: it is not there, or is not that of the training.
+  """
+  settings = run.config.data
+  return data.load_tokenizer(
+      settings.source, settings.tokenizer, run.fingerprint.split(",")
+  )
+
+
+def load_corpus_of(
+    runs: Sequence[Run], data_dir: str, source: str = ""
+) -> data.Corpus:
+  """Returns a corpus that all runs were trained on.
 
   Args:
-    runs: at least one.
-    data_dir: folder of the prepared data; "" means the first run's setting.
+    runs: at least one; those of several sources were trained on all of them.
+    data_dir: folder of built-in corpora; "" means the first run's setting.
+    source: as in config.data.source, or where that folder is now; "" is the
+      first of the first run.
 
   Raises:
     ConfigError: the runs' corpora differ, or the present one differs: test
@@ -158,15 +174,16 @@ def load_corpus_of(runs: Sequence[Run], data_dir: str) -> data.Corpus:
           " compare; compare runs of one corpus."
       )
   settings = first.config.data
-  corpus = data.load_corpus(
-      source=settings.source,
-      tokenizer=settings.tokenizer,
-      data_dir=data_dir or settings.dir,
-  )
-  if corpus.fingerprint != first.fingerprint:
+  name, tokenizer = source or settings.source.split(",")[0], settings.tokenizer
+  if not tokenizer and "/" not in name:
+    # A built-in corpus beside folders has the tokenizer of those.
+    tokenizer = load_tokenizer(first).location
+  corpus = data.load_corpus(name, tokenizer, data_dir or settings.dir)
+  trained_on = first.fingerprint.split(",")
+  if corpus.fingerprint not in (trained_on if source else trained_on[:1]):
     raise ConfigError(
         f"{first.checkpoint} was trained on corpus {first.fingerprint}, the one"
         f" here is {corpus.fingerprint} (other package versions make another"
-        " corpus): give --data_dir of the one it was trained on."
+        " corpus): give --source=FOLDER of the one it was trained on."
     )
   return corpus

@@ -4,7 +4,6 @@ import collections
 import hashlib
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -13,13 +12,13 @@ from dape_jax.errors import ConfigError
 
 
 def open_texts(
-    paths: Sequence[str], tokenizer: Any, longest: int
+    paths: Sequence[str], tokenizer: data.Tokenizer, longest: int
 ) -> data.Split:
   """Returns a split of one document a file, each with one EOS at its end.
 
   Args:
     paths: of the files; their bytes are the text.
-    tokenizer: such as `data.ByteTokenizer`.
+    tokenizer: of the runs.
     longest: inputs that each file must allow to read.
 
   Returns:
@@ -35,7 +34,9 @@ def open_texts(
       text = pathlib.Path(path).expanduser().read_bytes()
     except OSError as error:
       raise ConfigError(f"--text={path}: {error.strerror}.") from error
-    tokens = np.append(tokenizer.encode(text), np.uint16(tokenizer.eos))
+    tokens = np.append(
+        tokenizer.encode(text), tokenizer.dtype.type(tokenizer.eos)
+    )
     allowed = len(tokens) - 1
     if allowed < longest:
       fix = f"use --lengths up to {allowed}" if allowed else "leave it out"
@@ -57,5 +58,5 @@ def open_texts(
       fingerprint=hashlib.sha256("".join(hashes).encode()).hexdigest()[:16],
       tokens=np.concatenate(documents),
       starts=np.cumsum([0, *map(len, documents)]),
-      paths=tuple(paths),
+      name_of=paths.__getitem__,
   )

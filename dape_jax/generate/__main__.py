@@ -153,11 +153,11 @@ def main(argv: list[str]) -> None:
 
   import jax
 
-  from dape_jax import data
+  from dape_jax.evaluation.runs import load_tokenizer
   from dape_jax.models import Transformer
   from dape_jax.models.sampler import generate
 
-  tokenizer = data.make_tokenizer(run.config.data.tokenizer)
+  tokenizer = load_tokenizer(run)
   texts = [TextAfter(prompt, tokenizer) for prompt in prompts]
   streams = len(prompts) == 1 and sys.stdout.isatty()
 

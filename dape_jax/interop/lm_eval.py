@@ -17,11 +17,11 @@ import tqdm
 
 import dape_jax
 from dape_jax import cli
-from dape_jax.data import make_tokenizer
 from dape_jax.errors import ConfigError
 from dape_jax.evaluation.runs import (
     check_reads_text,
     load_run,
+    load_tokenizer,
     warn_of_edge,
 )
 from dape_jax.interop.lm_eval_requests import (
@@ -111,7 +111,7 @@ class DapeJaxLM(TemplateLM):
     self._run = load_run(str(checkpoint))
     check_reads_text(self._run, "give one trained on text")
     warn_of_edge(self._run, str(checkpoint))
-    self._ids = make_tokenizer(self._run.config.data.tokenizer)
+    self._ids = load_tokenizer(self._run)
     self._model = Transformer(self._run.config.model)
     self._params = jax.device_put(self._run.params, jax.local_devices()[0])
 

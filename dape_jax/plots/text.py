@@ -6,9 +6,8 @@ import pathlib
 
 import numpy as np
 
-from dape_jax import data
 from dape_jax.errors import ConfigError
-from dape_jax.evaluation.runs import Run, load_corpus_of
+from dape_jax.evaluation.runs import Run, load_corpus_of, load_tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +41,10 @@ def read_text(
     ConfigError: the file cannot be read, or there is no such corpus.
   """
   if string is not None:
-    tokenizer = data.make_tokenizer(run.config.data.tokenizer)
+    tokenizer = load_tokenizer(run)
     tokens, source = tokenizer.encode(string.encode()), "--string"
   elif text is not None:
-    tokenizer = data.make_tokenizer(run.config.data.tokenizer)
+    tokenizer = load_tokenizer(run)
     try:
       content = pathlib.Path(text).read_bytes()
     except OSError as error:

@@ -3,7 +3,7 @@
 import functools
 
 from dape_jax.config import ExperimentConfig, TaskConfig
-from dape_jax.data import TaskBatches, TrainBatches, load_corpus, tasks
+from dape_jax.data import TaskBatches, TrainBatches, load_corpora, tasks
 from dape_jax.data.batches import Batches
 from dape_jax.errors import ConfigError
 
@@ -22,7 +22,7 @@ def make_batches(config: ExperimentConfig) -> tuple[Batches, Batches]:
   Runs with different seeds have the same validation.
 
   Raises:
-    ConfigError: the model has too few ids for them, or see `load_corpus`.
+    ConfigError: the model has too few ids for them, or see `load_corpora`.
   """
   sharing = dict(
       length=config.data.length,
@@ -46,22 +46,26 @@ def make_batches(config: ExperimentConfig) -> tuple[Batches, Batches]:
     # No run has this seed. Not 2**32: NumPy's generators read it as the words 0 and
     # 1, so that its first batch would be the second of seed 0.
     return batches(seed=config.seed), batches(seed=2**64)
-  corpus = load_corpus(
+  corpora = load_corpora(
       source=config.data.source,
       tokenizer=config.data.tokenizer,
       data_dir=config.data.dir,
   )
+  tokenizer = corpora[0].tokenizer
   _check_size(
       "vocab_size",
       vocab_size,
-      corpus.tokenizer.vocab_size,
-      f"config.data.tokenizer={config.data.tokenizer!r}",
-      corpus.tokenizer.padded_vocab_size,
+      tokenizer.vocab_size,
+      f"the tokenizer {tokenizer.name!r}",
+      tokenizer.padded_vocab_size,
   )
   batches = functools.partial(
-      TrainBatches, packing=config.data.packing, **sharing
+      TrainBatches,
+      packing=config.data.packing,
+      weights=config.data.weights,
+      **sharing,
   )
   return (
-      batches(corpus.split("train"), seed=config.seed),
-      batches(corpus.split("validation"), seed=0),
+      batches([c.split("train") for c in corpora], seed=config.seed),
+      batches([c.split("validation") for c in corpora], seed=0),
   )

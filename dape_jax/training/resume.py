@@ -8,10 +8,13 @@ from dape_jax.config import ExperimentConfig
 from dape_jax.config_dict import experiment_from_dict, experiment_to_dict
 from dape_jax.errors import ConfigError
 
-# Settings that a resumed run may change: they do not change its result.
+# Settings that a resumed run may change: they do not change its result. Where the
+# data lie is free, because the data's state says what they are.
 _FREE = frozenset(
     {
         "data.dir",
+        "data.source",
+        "data.tokenizer",
         "mesh.data",
         "mesh.fsdp",
         "mesh.context",

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dape_jax.data import TrainBatches
+from dape_jax.data.windows import Windows
 from dape_jax.errors import ConfigError
 
 _LENGTH = 64
@@ -69,6 +70,64 @@ def test_a_batch_may_be_larger_than_an_epoch(corpus):
   length = corpus.split("validation").tokens.size - 1
   batch = _batches(corpus, length=length, batch_size=3)[5]
   np.testing.assert_array_equal(batch["inputs"][0], batch["inputs"][2])
+
+
+def _mixed(corpus, **changes):
+  splits = [corpus.split("validation"), corpus.split("test")]
+  settings = dict(length=_LENGTH, batch_size=10, seed=3, weights=(7.0, 3.0))
+  return TrainBatches(splits, **(settings | changes))
+
+
+def test_a_mix_has_rows_of_each_split_in_its_own_order(corpus):
+  steps = 12
+  rows = np.concatenate([_mixed(corpus)[i]["targets"] for i in range(steps)])
+  parts = [
+      TrainBatches(corpus.split(name), length=_LENGTH, batch_size=1, seed=3)
+      for name in ("validation", "test")
+  ]
+  own = [[part[i]["targets"][0] for i in range(120)] for part in parts]
+  counts = [0, 0]
+  for number, row in enumerate(rows):
+    (which,) = (i for i in (0, 1) if np.array_equal(row, own[i][counts[i]]))
+    counts[which] += 1
+    # As even as can be, not by chance.
+    assert abs(counts[0] - 0.7 * (number + 1)) < 1
+  assert counts == [84, 36]
+
+
+def test_a_mix_is_a_function_of_seed_step_and_row(corpus):
+  batches = _mixed(corpus)
+  for step in (9, 0, 10_000):
+    together = batches[step]
+    _assert_equal(_mixed(corpus)[step], together)
+    for rows in ([9], [4, 1], range(1, 10, 2)):
+      expected = {k: v[list(rows)] for k, v in together.items()}
+      _assert_equal(batches.rows(step, rows), expected)
+  # Only proportions count.
+  _assert_equal(_mixed(corpus, weights=(70, 30))[3], batches[3])
+
+
+def test_the_state_of_a_mix_has_all_fingerprints_and_weights(corpus):
+  batches = _mixed(corpus)
+  state = json.loads(json.dumps(batches.data_state(2)))
+  assert state["fingerprint"] == f"{corpus.fingerprint},{corpus.fingerprint}"
+  assert state["weights"] == [7.0, 3.0]
+  batches.check_state(state)
+  with pytest.raises(ConfigError, match=r"config\.data\.weights"):
+    _mixed(corpus, weights=(1.0, 1.0)).check_state(state)
+  with pytest.raises(ConfigError, match="fingerprint"):
+    _batches(corpus, batch_size=10).check_state(state)
+  del state["weights"]
+  with pytest.raises(ConfigError, match="'weights'"):
+    batches.check_state(state)
+  windows = [len(_windows(corpus, name)) for name in ("validation", "test")]
+  # Before the shorter split comes again.
+  shorter = min(windows[0] / 0.7, windows[1] / 0.3)
+  assert shorter - 2 < batches.num_windows <= shorter
+
+
+def _windows(corpus, name):
+  return Windows(corpus.split(name), _LENGTH, "segments")
 
 
 def test_state_survives_json_and_is_checked(corpus):

@@ -1,5 +1,6 @@
 import dataclasses
 import multiprocessing
+import shutil
 import subprocess
 import sys
 
@@ -8,7 +9,8 @@ import pytest
 import tensorflow_datasets as tfds
 
 from dape_jax import data
-from dape_jax.data import builders, preparation
+from dape_jax.data import manifest as manifest_lib
+from dape_jax.data import preparation
 from dape_jax.errors import ConfigError
 
 
@@ -28,9 +30,10 @@ def test_whole_chain_is_byte_exact_offline_and_without_tensorflow(
   seen = {}
   for name in corpus.splits:
     split = corpus.split(name)
-    assert isinstance(split.tokens, np.memmap)
     assert split.tokens.dtype == np.uint16
+    assert isinstance(split.starts, np.memmap)
     assert split.starts.dtype == np.int64
+    assert split.num_documents == len(split.starts) - 1
     assert split.starts[-1] == split.tokens.size
     for path, tokens in _texts(split):
       assert tokens[-1] == tokenizer.eos
@@ -44,29 +47,44 @@ def test_whole_chain_is_byte_exact_offline_and_without_tensorflow(
   assert not list(tmp_path.glob(".*")), "temporary folders are left"
 
 
-def test_datasets_open_from_where_the_corpus_lies(documents, corpus):
-  folder = next(corpus.folder.glob("tfds/dape_jax_documents/*/*"))
-  assert corpus.fingerprint in folder.parent.name
-  source = tfds.builder_from_directory(folder).as_data_source("test")
-  test = [d for d in documents if d.split == "test"]
-  assert [source[i]["text"] for i in range(len(source))] == [
-      d.text for d in test
-  ]
+def test_the_folder_is_a_dataset(corpus, no_network):
+  builder = tfds.builder_from_directory(corpus.folder)
+  for name in corpus.splits:
+    split = corpus.split(name)
+    source = builder.as_data_source(name)
+    blocks = [source[i] for i in range(len(source))]
+    tokens = np.concatenate([block["tokens"] for block in blocks])
+    np.testing.assert_array_equal(tokens, split.tokens[:])
+    starts = [
+        begin + start
+        for begin, block in zip(range(0, len(tokens), 4096), blocks)
+        for start in block["document_starts"].tolist()
+    ]
+    assert starts == split.starts[:-1].tolist()
+  assert "tensorflow" not in sys.modules
 
 
-def test_blocks_join_to_the_stream():
-  tokenizer = data.ByteTokenizer()
-  texts = [b"a" * (builders.BLOCK_SIZE - 1), b"b", b"c" * 200_000]
-  blocks = list(builders.token_blocks(texts, tokenizer))
-  assert all(b["tokens"].size == builders.BLOCK_SIZE for b in blocks[:-1])
-  tokens = np.concatenate([b["tokens"] for b in blocks])
-  assert tokenizer.decode(tokens) == b"".join(texts)
-  starts = [
-      i * builders.BLOCK_SIZE + s
-      for i, block in enumerate(blocks)
-      for s in block["document_starts"]
-  ]
-  assert starts == [0, builders.BLOCK_SIZE, builders.BLOCK_SIZE + 2]
+def test_the_manifest_says_what_there_is(documents, corpus):
+  manifest = corpus.manifest
+  assert manifest["fingerprint"] == corpus.fingerprint
+  assert manifest["tokenizer"] == {
+      "name": "bytes",
+      "sha256": "",
+      "vocab_size": 259,
+      "files": [],
+  }
+  assert [s["name"] for s in manifest["sources"]] == [d.path for d in documents]
+  for name in corpus.splits:
+    entry = manifest["splits"][name]
+    texts = [d.text for d in documents if d.split == name]
+    assert entry["documents"] == len(texts)
+    assert entry["bytes"] == sum(map(len, texts))
+    assert entry["tokens"] == entry["bytes"] + len(texts)
+  read = []
+  files = manifest_lib.verify(corpus.folder, manifest, read.append)
+  on_disk = [f for f in corpus.folder.rglob("*") if f.is_file()]
+  assert files == len(on_disk) - 1  # the manifest itself
+  assert sum(read) == manifest_lib.total_bytes(manifest)
 
 
 def test_opening_again_reuses_the_folder(documents, corpus):
@@ -96,7 +114,7 @@ def test_duplicates_are_kept_in_the_earliest_split_only(documents, tmp_path):
   train, test = documents[0], documents[-1]
   copy = dataclasses.replace(test, path="copy.py", text=train.text)
   corpus = data.open_corpus([*documents, copy], "synthetic", data_dir=tmp_path)
-  paths = [entry["path"] for entry in corpus.manifest]
+  paths = [entry["name"] for entry in corpus.manifest["sources"]]
   assert train.path in paths and "copy.py" not in paths
 
 
@@ -148,31 +166,72 @@ def _truncate(file):
   file.write_bytes(file.read_bytes()[:-2])
 
 
-def _flip_a_byte(file):
+_SHARD = "tokens-train.array_record-00000"
+
+
+@pytest.fixture
+def copied(corpus, tmp_path):
+  return data.open_folder(shutil.copytree(corpus.folder, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("damage", [_truncate, lambda f: f.unlink()])
+@pytest.mark.parametrize("name", [_SHARD, "test.starts.npy", "manifest.json"])
+def test_what_is_not_complete_is_not_opened(copied, damage, name):
+  damage(copied.folder / name)
+  with pytest.raises(ConfigError) as error:
+    data.open_folder(copied.folder)
+  message = str(error.value)
+  assert name in message or "no prepared folder" in message
+  assert str(copied.folder) in message
+
+
+@pytest.mark.parametrize("name", [_SHARD, "test.origins.npy"])
+def test_a_changed_byte_is_found(copied, name):
+  file = copied.folder / name
   contents = bytearray(file.read_bytes())
-  contents[-5] ^= 1
+  contents[len(contents) // 2] ^= 1
   file.write_bytes(contents)
+  corpus = data.open_folder(copied.folder)
+  with pytest.raises(ConfigError, match=rf"contents of {name} changed"):
+    manifest_lib.verify(copied.folder, copied.manifest, lambda size: None)
+  if name == _SHARD:
+    with pytest.raises(ConfigError, match="--verify") as error:
+      corpus.split("train").tokens[:]
+    assert str(file) in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "damage", [_truncate, _flip_a_byte, lambda f: f.unlink()]
-)
-@pytest.mark.parametrize(
-    "name",
-    ["train.tokens.npy", "test.starts.npy", "manifest.json", "checksums.json"],
-)
-def test_damage_is_reported_with_the_folder_to_delete(
-    documents, corpus, damage, name
-):
-  file = corpus.folder / name
-  contents = file.read_bytes()
-  try:
-    damage(file)
-    with pytest.raises(ConfigError, match="damaged") as error:
-      data.open_corpus(documents, "synthetic", data_dir=corpus.folder.parent)
-  finally:
-    file.write_bytes(contents)
-  assert f"Delete the folder {corpus.folder}" in str(error.value)
+def test_a_shard_that_goes_missing_is_named(copied):
+  tokens = copied.split("train").tokens
+  (copied.folder / _SHARD).unlink()
+  with pytest.raises(ConfigError, match=_SHARD):
+    tokens[:1]
+
+
+def test_another_version_is_refused(copied):
+  manifest = copied.manifest | {"version": 1}
+  manifest_lib.write_json(copied.folder / "manifest.json", manifest)
+  with pytest.raises(ConfigError, match="version 1 of the format"):
+    data.open_folder(copied.folder)
+
+
+def test_every_slice_is_that_of_an_array(corpus):
+  tokens = corpus.split("train").tokens
+  array = tokens[:]
+  assert array.size == tokens.size == len(tokens)
+  for begin, end in (
+      (0, 0),
+      (0, 1),
+      (4095, 4097),
+      (4096, 8192),
+      (5, 20_000),
+      (-3, None),
+      (None, -tokens.size + 2),
+      (9, 4),
+      (tokens.size - 1, tokens.size + 5),
+  ):
+    np.testing.assert_array_equal(tokens[begin:end], array[begin:end])
+  with pytest.raises(ValueError, match="by 2"):
+    tokens[::2]
 
 
 def test_a_folder_that_cannot_be_written_names_the_setting(documents, tmp_path):

@@ -21,7 +21,7 @@ class _InterruptedError(Exception):
 
 @pytest.fixture(autouse=True)
 def _tiny_corpus(tiny_corpus, monkeypatch):
-  monkeypatch.setattr(batches, "load_corpus", lambda **_: tiny_corpus)
+  monkeypatch.setattr(batches, "load_corpora", lambda **_: [tiny_corpus])
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def whole(make_config, tiny_corpus, tmp_path_factory):
   """The workdir of an uninterrupted run; tests that change it take a copy."""
   workdir = tmp_path_factory.mktemp("whole")
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(batches, "load_corpus", lambda **_: tiny_corpus)
+    patch.setattr(batches, "load_corpora", lambda **_: [tiny_corpus])
     loop.train(make_config(), workdir)
   return workdir
 
@@ -180,7 +180,7 @@ def test_another_corpus_is_refused(
     finished, make_config, make_corpus, monkeypatch, tmp_path
 ):
   other = make_corpus(tmp_path / "data", seed=1)
-  monkeypatch.setattr(batches, "load_corpus", lambda **_: other)
+  monkeypatch.setattr(batches, "load_corpora", lambda **_: [other])
   with pytest.raises(ConfigError, match="fingerprint"):
     loop.train(make_config(), finished)
 

@@ -39,6 +39,7 @@ def test_settings_that_change_no_result_may_differ(make_config):
       make_config(
           {
               "data.dir": "elsewhere",
+              "data.source": "moved/there",
               "train.log_every": 7,
               "train.keep_checkpoints": 1,
           }

@@ -1,0 +1,161 @@
+"""What a prepared folder holds, how it is checked, and what identifies it."""
+
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dape_jax.errors import ConfigError
+
+MANIFEST = "manifest.json"
+FORMAT = "dape_jax.tokens"
+VERSION = 2  # 1 were flat files
+
+
+def write_json(file: pathlib.Path, values: Any) -> None:
+  """Writes JSON so that the file is whole, old or new, whatever happens."""
+  temporary = file.with_name(f"{file.name}.tmp")
+  with temporary.open("w", encoding="utf-8") as stream:
+    json.dump(values, stream, indent=1)
+    stream.flush()
+    os.fsync(stream.fileno())
+  temporary.replace(file)
+
+
+def file_sha256(
+    file: pathlib.Path, on_bytes: Callable[[int], Any] = lambda size: None
+) -> str:
+  """Returns the sha256 of a file; `on_bytes` gets the size of what was read."""
+  digest = hashlib.sha256()
+  with file.open("rb") as stream:
+    while chunk := stream.read(1 << 20):
+      digest.update(chunk)
+      on_bytes(len(chunk))
+  return digest.hexdigest()
+
+
+def file_entry(folder: pathlib.Path, name: str) -> dict[str, Any]:
+  """Returns the name, bytes and sha256 of a file below a folder."""
+  file = folder / name
+  return {
+      "file": name,
+      "bytes": file.stat().st_size,
+      "sha256": file_sha256(file),
+  }
+
+
+def with_tokenizer(content: str, tokenizer_sha256: str) -> str:
+  """Returns the fingerprint of a content in the tokens of a tokenizer.
+
+  Args:
+    content: 16 hex digits.
+    tokenizer_sha256: "" for bytes, which do not change it.
+  """
+  suffix = tokenizer_sha256[:8]
+  return f"{content}-{suffix}" if suffix else content
+
+
+def is_of_tokenizer(fingerprint: str, tokenizer_sha256: str) -> bool:
+  """Returns whether `with_tokenizer` made a fingerprint for this tokenizer."""
+  return fingerprint.partition("-")[2] == tokenizer_sha256[:8]
+
+
+def content_fingerprint(splits: Mapping[str, Any]) -> str:
+  """Returns 16 hex digits that change with any token or document border.
+
+  Args:
+    splits: of a manifest.
+  """
+  contents = {
+      name: [shard["content_sha256"] for shard in split["shards"]]
+      for name, split in splits.items()
+  }
+  canonical = json.dumps(contents, sort_keys=True, separators=(",", ":"))
+  return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def _damaged(folder: pathlib.Path, problem: str) -> ConfigError:
+  return ConfigError(
+      f"The prepared folder is damaged: {problem}. Put the file back from a"
+      f" copy, or delete the folder {folder} and prepare it again."
+  )
+
+
+def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
+  """Returns the manifest of a folder.
+
+  Raises:
+    ConfigError: it is missing, damaged or of another version.
+  """
+  try:
+    values = json.loads((folder / MANIFEST).read_text("utf-8"))
+  except (OSError, ValueError) as error:
+    raise _damaged(folder, f"{MANIFEST} cannot be read ({error})") from error
+  if not isinstance(values, dict) or values.get("format") != FORMAT:
+    raise _damaged(folder, f"{MANIFEST} is not of a prepared folder")
+  if values.get("version") != VERSION:
+    raise ConfigError(
+        f"{folder} has version {values.get('version')} of the format, and this"
+        f" dape_jax reads version {VERSION}: prepare it again, or install the"
+        " version that made it."
+    )
+  return values
+
+
+def _entries(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+  """Returns file, bytes and sha256 of all files but the manifest."""
+  shards = (s for split in manifest["splits"].values() for s in split["shards"])
+  return [*manifest["files"], *shards]
+
+
+def check_sizes(folder: pathlib.Path, manifest: Mapping[str, Any]) -> None:
+  """Checks that all files are there with their sizes.
+
+  Not what is in them, which takes as long as reading them: `verify`.
+
+  Raises:
+    ConfigError: one is not.
+  """
+  for entry in _entries(manifest):
+    try:
+      size = (folder / entry["file"]).stat().st_size
+    except OSError as error:
+      problem = f"{entry['file']} is missing ({error.strerror})"
+      raise _damaged(folder, problem) from error
+    if size != entry["bytes"]:
+      raise _damaged(
+          folder,
+          f"{entry['file']} has {size} bytes instead of {entry['bytes']}",
+      )
+
+
+def total_bytes(manifest: Mapping[str, Any]) -> int:
+  """Returns the bytes of all files but the manifest."""
+  return sum(entry["bytes"] for entry in _entries(manifest))
+
+
+def verify(
+    folder: pathlib.Path,
+    manifest: Mapping[str, Any],
+    on_bytes: Callable[[int], Any],
+) -> int:
+  """Checks what is in all files.
+
+  Args:
+    folder, manifest: of a prepared folder.
+    on_bytes: gets the size of each piece that was read.
+
+  Returns:
+    How many files there are.
+
+  Raises:
+    ConfigError: one is not as it was written.
+  """
+  check_sizes(folder, manifest)
+  entries = _entries(manifest)
+  for entry in entries:
+    if file_sha256(folder / entry["file"], on_bytes) != entry["sha256"]:
+      raise _damaged(folder, f"the contents of {entry['file']} changed")
+  return len(entries)

@@ -1,0 +1,171 @@
+r"""Prepares text for training: reads documents, writes tokens.
+
+  python -m dape_jax.data.prepare --output=data/mine --train='books/*.jsonl.zst'
+  python -m dape_jax.data.prepare --output=data/mine --tokenizer=bpe.json \
+      --train=train.jsonl --validation=validation.jsonl --test=test.jsonl
+  python -m dape_jax.data.prepare --output=data/c4 --tfds=c4/en
+  python -m dape_jax.data.prepare --output=data/mine --verify
+  python train.py --config.data.source=data/mine ...
+
+FILES are files, folders and globs with commas between: .txt (one document each),
+.jsonl, .jsonl.gz, .jsonl.zst (a JSON object with a text a line) and .parquet.
+--tfds reads a dataset that tensorflow-datasets has prepared as array_record.
+Splits that are not given are held out of train, by the hash of the document, so
+that equal documents go to one split. The same command goes on where it was
+interrupted; memory does not grow with the text. docs/data.md has more.
+"""
+
+import pathlib
+import sys
+
+import tqdm
+from absl import flags
+
+from dape_jax import cli
+from dape_jax.data import manifest as manifest_lib
+from dape_jax.data import prepare_job, prepare_run, text_files, tfds_sources
+from dape_jax.data.documents import SPLITS
+from dape_jax.data.tokenizers import make_tokenizer
+from dape_jax.errors import ConfigError
+
+_OUTPUT = flags.DEFINE_string("output", None, "Folder that is made.")
+_TOKENIZER = flags.DEFINE_string(
+    "tokenizer",
+    "bytes",
+    '"bytes", or a file: tokenizer.json, GPT-2\'s encoder.json, *.model or'
+    " *.tiktoken.",
+)
+_FILES = {
+    split: flags.DEFINE_list(split, [], f"FILES of the {split} split.")
+    for split in SPLITS
+}
+_FRACTIONS = {
+    split: flags.DEFINE_float(
+        f"{split}_fraction",
+        0.005,
+        f"Of the documents of train that are held out for {split}.",
+        lower_bound=0.0,
+        upper_bound=0.5,
+    )
+    for split in ("test", "validation")
+}
+_TEXT_FIELD = flags.DEFINE_string(
+    "text_field", "text", "Name of the text in JSON objects, columns, features."
+)
+_TFDS = flags.DEFINE_string("tfds", None, "Dataset to read in place of files.")
+_TFDS_DATA_DIR = flags.DEFINE_string(
+    "tfds_data_dir", "", "Where it is; empty: ~/tensorflow_datasets."
+)
+_ON_ERROR = flags.DEFINE_enum(
+    "on_error",
+    "refuse",
+    ["refuse", "skip"],
+    "What to do with damaged text: stop, or leave it out and count it.",
+)
+_VERIFY = flags.DEFINE_bool(
+    "verify", False, "Check what is in all files of a folder, and do no more."
+)
+
+
+def _sources() -> dict[str, list]:
+  """Returns the sources of each split that has some."""
+  if _TFDS.value:
+    for split, files in _FILES.items():
+      if files.value:
+        raise ConfigError(f"--{split} is of files; --tfds has its own splits.")
+    splits = tfds_sources.open_dataset(
+        _TFDS.value, _TFDS_DATA_DIR.value, _TEXT_FIELD.value
+    )
+    return {name: [split] for name, split in splits.items()}
+  if flags.FLAGS["tfds_data_dir"].present:
+    raise ConfigError("--tfds_data_dir needs --tfds=NAME.")
+  if not _FILES["train"].value:
+    raise ConfigError("give --train=FILES or --tfds=NAME.")
+  found = {
+      split: text_files.find_files(split, files.value)
+      for split, files in _FILES.items()
+      if files.value
+  }
+  everything = [file.resolve() for files in found.values() for file in files]
+  for file in everything:
+    if everything.count(file) > 1:
+      raise ConfigError(f"{file} is given twice; leave one out.")
+  return {
+      split: [text_files.TextFile(file, _TEXT_FIELD.value) for file in files]
+      for split, files in found.items()
+  }
+
+
+def _held_out(splits: dict[str, list]) -> dict[str, float]:
+  """Returns the fractions of the splits that are not given."""
+  for split, fraction in _FRACTIONS.items():
+    if split in splits and flags.FLAGS[fraction.name].present:
+      raise ConfigError(
+          f"--{fraction.name} is of a split that is not given, and {split} is."
+      )
+  return {
+      split: fraction.value
+      for split, fraction in _FRACTIONS.items()
+      if split not in splits
+  }
+
+
+def _verify(folder: pathlib.Path) -> None:
+  others = [*_FILES.values(), *_FRACTIONS.values(), _TOKENIZER, _TEXT_FIELD]
+  for flag in (*others, _TFDS, _TFDS_DATA_DIR, _ON_ERROR):
+    if flags.FLAGS[flag.name].present:
+      raise ConfigError(f"--{flag.name} is not for --verify; leave it out.")
+  manifest = manifest_lib.read_manifest(folder)
+  with tqdm.tqdm(
+      total=manifest_lib.total_bytes(manifest), unit="B", unit_scale=True
+  ) as bar:
+    files = manifest_lib.verify(folder, manifest, bar.update)
+  print(f"{folder}: all {files} files are as they were written.")
+
+
+def main(argv: list[str]) -> None:
+  if argv[1:]:
+    raise ConfigError(f"{argv[1]!r} is not a flag; write --{argv[1]}")
+  if not _OUTPUT.value:
+    raise ConfigError("give the folder: --output=DIR.")
+  if "," in _OUTPUT.value:
+    raise ConfigError("--output: a comma separates sources of a training.")
+  folder = pathlib.Path(_OUTPUT.value).expanduser()
+  if _VERIFY.value:
+    _verify(folder)
+    return
+  sources = _sources()
+  job = prepare_job.Job(
+      folder=folder,
+      tokenizer=make_tokenizer(_TOKENIZER.value, field="--tokenizer"),
+      sources=sources,
+      held_out=_held_out(sources),
+      on_error=_ON_ERROR.value,
+  )
+  finished = (folder / manifest_lib.MANIFEST).exists()
+  manifest = prepare_run.run(job)
+  print(f"{folder} {'was prepared before' if finished else 'is prepared'}:")
+  for name, split in manifest["splits"].items():
+    print(
+        f"  {name}: {split['documents']:,} documents, {split['tokens']:,} tokens,"
+        f" {split['bytes']:,} bytes of text, {len(split['shards'])} shards"
+    )
+  for source in manifest["sources"]:
+    if source["skipped"] or source["empty"]:
+      print(
+          f"  {source['name']}: {source['skipped']:,} damaged documents left out,"
+          f" {source['empty']:,} empty"
+      )
+  padded = job.tokenizer.padded_vocab_size
+  source = folder if "/" in str(folder) else f"./{folder}"
+  print(
+      f"Train with --config.data.source={source}"
+      f" --config.model.vocab_size={padded}; fingerprint"
+      f" {manifest['fingerprint']}."
+  )
+
+
+if __name__ == "__main__":
+  # What the terminal has no letter for is shown as "?".
+  sys.stdout.reconfigure(errors="replace")
+  cli.run(main)

@@ -1,0 +1,235 @@
+"""Documents in text files: .txt, .jsonl, .jsonl.gz, .jsonl.zst and .parquet.
+
+Files are read in order and in pieces, whatever their size.
+"""
+
+import glob
+import gzip
+import io
+import json
+import pathlib
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+from dape_jax.errors import ConfigError, did_you_mean
+
+_ROWS = 256  # of a parquet file, decoded at a time
+
+
+class Record(NamedTuple):
+  """What a source has at one place.
+
+  Attributes:
+    number: of the line, row or example, from 1; 0 is the whole file.
+    text: of the document, UTF-8; b"" is none.
+    problem: why there is no text, or "".
+    position: how far the source is read, in its unit; 0 where it is damaged.
+  """
+
+  number: int
+  text: bytes
+  problem: str
+  position: int
+
+
+class TextFile:
+  """A file with documents.
+
+  Attributes:
+    name: absolute path.
+    size: in `unit`.
+    unit: "B".
+  """
+
+  unit = "B"
+
+  def __init__(self, path: pathlib.Path, text_field: str):
+    """Initialises.
+
+    Args:
+      path: of a kind in `KINDS`.
+      text_field: of JSON objects and of columns.
+    """
+    self.name = str(path)
+    self.size = path.stat().st_size
+    self._path, self._field = path, text_field
+
+  def identity(self) -> dict[str, Any]:
+    """Returns what changes when the file does, of what JSON has."""
+    modified = self._path.stat().st_mtime_ns
+    return {"name": self.name, "bytes": self.size, "modified_ns": modified}
+
+  def records(self, skip: int) -> Iterator[Record]:
+    """Yields the records behind the first `skip`; ends with what is damaged."""
+    read = next(read for end, read in KINDS.items() if self.name.endswith(end))
+    yield from read(self._path, self._field, skip)
+
+  def where(self, number: int) -> str:
+    """Returns how messages name a record."""
+    return f"{self.name}:{number}" if number else self.name
+
+
+def _text_of(line: bytes, field: str) -> tuple[bytes, str]:
+  """Returns the text of a line of JSON, or b"" and what is wrong with it."""
+  if not line.strip():
+    return b"", ""
+  try:
+    values = json.loads(line)
+  except ValueError as error:  # UnicodeDecodeError too.
+    utf8 = isinstance(error, UnicodeDecodeError)
+    return b"", "not UTF-8" if utf8 else f"not JSON ({error})"
+  if not isinstance(values, dict):
+    return b"", "not a JSON object"
+  return _checked(values.get(field), field, values)
+
+
+def _checked(text: Any, field: str, names: Sequence[str]) -> tuple[bytes, str]:
+  if not isinstance(text, str):
+    if field in names:
+      return b"", f"the field {field!r} is {type(text).__name__}, not a text"
+    return b"", f"no field {field!r}; --text_field.{did_you_mean(field, names)}"
+  try:
+    return text.encode(), ""
+  except UnicodeEncodeError:
+    return b"", "half of a surrogate pair, which has no UTF-8"
+
+
+def _read_txt(path: pathlib.Path, field: str, skip: int) -> Iterator[Record]:
+  del field
+  if skip:
+    return
+  try:
+    text = path.read_bytes()
+    text.decode()
+  except OSError as error:
+    yield Record(0, b"", f"cannot be read ({error.strerror})", 0)
+  except UnicodeDecodeError as error:
+    yield Record(0, b"", f"not UTF-8 at byte {error.start}", 0)
+  else:
+    yield Record(0, text, "", len(text))
+
+
+def _open_plain(stream: BinaryIO) -> BinaryIO:
+  return stream
+
+
+def _open_gzip(stream: BinaryIO) -> BinaryIO:
+  return gzip.GzipFile(fileobj=stream)
+
+
+def _open_zstd(stream: BinaryIO) -> BinaryIO:
+  import pyarrow
+
+  # It tells of a file that is cut off; zstandard's stream_reader does not.
+  raw = pyarrow.CompressedInputStream(stream, "zstd")
+  return io.BufferedReader(raw, 1 << 20)
+
+
+def _jsonl_reader(
+    decompressed: Callable[[BinaryIO], BinaryIO],
+) -> Callable[[pathlib.Path, str, int], Iterator[Record]]:
+  def read(path: pathlib.Path, field: str, skip: int) -> Iterator[Record]:
+    number = 1
+    try:
+      with path.open("rb") as stream, decompressed(stream) as lines:
+        while line := lines.readline():
+          if number > skip:
+            text, problem = _text_of(line, field)
+            yield Record(number, text, problem, stream.tell())
+          number += 1
+    except (OSError, EOFError, zlib.error) as error:
+      yield Record(number, b"", f"damaged or cut off ({error})", 0)
+
+  return read
+
+
+def _read_parquet(
+    path: pathlib.Path, field: str, skip: int
+) -> Iterator[Record]:
+  import pyarrow
+  from pyarrow import parquet
+
+  number = 0
+  try:
+    size = path.stat().st_size
+    # Else whole row groups are in memory, which may be whole files.
+    settings = dict(pre_buffer=False, buffer_size=1 << 20)
+    with parquet.ParquetFile(path, **settings) as file:
+      names = file.schema_arrow.names
+      if field not in names:
+        problem = (
+            f"no column {field!r}; --text_field.{did_you_mean(field, names)}"
+        )
+        yield Record(0, b"", problem, 0)
+        return
+      for group in range(file.num_row_groups):
+        rows = file.metadata.row_group(group).num_rows
+        if number + rows <= skip:
+          number += rows
+          continue
+        for batch in file.iter_batches(_ROWS, [group], [field]):
+          for value in batch.column(0):
+            number += 1
+            if number > skip:
+              text, problem = _column_text(value, field)
+              position = size * (group + 1) // file.num_row_groups
+              yield Record(number, text, problem, position)
+  except (OSError, pyarrow.ArrowException) as error:
+    yield Record(number + 1, b"", f"damaged or cut off ({error})", 0)
+
+
+def _column_text(value: Any, field: str) -> tuple[bytes, str]:
+  try:
+    return _checked(value.as_py(), field, [field])
+  except UnicodeDecodeError:
+    return b"", "not UTF-8"
+
+
+KINDS = {
+    ".txt": _read_txt,
+    ".jsonl": _jsonl_reader(_open_plain),
+    ".jsonl.gz": _jsonl_reader(_open_gzip),
+    ".jsonl.zst": _jsonl_reader(_open_zstd),
+    ".parquet": _read_parquet,
+}
+
+
+def _is_visible(file: pathlib.Path, folder: pathlib.Path) -> bool:
+  parts = file.relative_to(folder).parts
+  return file.is_file() and not any(part.startswith(".") for part in parts)
+
+
+def find_files(flag: str, patterns: Sequence[str]) -> list[pathlib.Path]:
+  """Returns the files that a flag names, each item's in the order of names.
+
+  Args:
+    flag: for messages.
+    patterns: files, folders (all files below but hidden ones) or globs.
+
+  Raises:
+    ConfigError: there is none, one is of no known kind, or is there twice.
+  """
+  kinds = ", ".join(KINDS)
+  files = []
+  for pattern in patterns:
+    if "://" in pattern:
+      raise ConfigError(f"--{flag}={pattern}: copy it to this machine first.")
+    path = pathlib.Path(pattern).expanduser()
+    if path.is_dir():
+      found = [p for p in path.rglob("*") if _is_visible(p, path)]
+    elif path.is_file():
+      found = [path]
+    else:
+      names = glob.glob(str(path), recursive=True)
+      found = [p for p in map(pathlib.Path, names) if p.is_file()]
+    if not found:
+      raise ConfigError(f"--{flag}={pattern}: there is no such file.")
+    files += [p.absolute() for p in sorted(found)]
+  for file in files:
+    if not file.name.endswith(tuple(KINDS)):
+      raise ConfigError(
+          f"--{flag}: {file} is of no kind that can be read ({kinds}); name the"
+          " files by a glob, such as 'DIR/*.jsonl'."
+      )
+  return files

@@ -1,0 +1,160 @@
+"""What all tokenizers have."""
+
+import abc
+import functools
+import hashlib
+import pathlib
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from absl import logging
+
+from dape_jax.errors import ConfigError
+
+_VOCAB_MULTIPLE = 128  # lanes of a TPU register; a padded head wastes no tile
+
+# What normalisers change: composed characters, width, spaces, case, a symbol
+# that small vocabularies lack.
+_PROBE = "  Ab\tc\n\ne\u0301 \uff21  \u2581x \U0001f600 "
+
+
+class Tokenizer(abc.ABC):
+  """Turns bytes into ids and ids into bytes.
+
+  Bits per byte count the bytes that the scored tokens decode to. Those are the
+  bytes of the text if the tokenizer is byte-level. One that normalises, or has
+  an id for what it does not know (U+FFFD), loses text: a warning says so, once,
+  and bits per byte are then of the text that it leaves.
+
+  Attributes:
+    name: short, of letters, digits, "_", "." and "-".
+    sha256: of its file or files; "" for bytes.
+    files: what it was read from.
+    bos, pad: ids of special tokens, or None.
+    eos: id of the token that ends each document.
+    vocab_size: number of ids in use.
+    padded_vocab_size: rows the embedding should have, a multiple of 128.
+    dtype: of the ids, uint16 if they fit and else uint32.
+  """
+
+  def __init__(
+      self,
+      files: Sequence[pathlib.Path],
+      pieces: Sequence[bytes],
+      *,
+      eos: int,
+      bos: int | None = None,
+      pad: int | None = None,
+  ):
+    """Initialises.
+
+    Args:
+      files: what it was read from; the first gives the name.
+      pieces: bytes that each id stands for; special tokens stand for none.
+      eos, bos, pad: see `Tokenizer`.
+    """
+    self.files = tuple(files)
+    hashes = [hashlib.sha256(f.read_bytes()).hexdigest() for f in self.files]
+    self.sha256 = hashes[0] if len(hashes) == 1 else ""
+    if len(hashes) > 1:
+      self.sha256 = hashlib.sha256("".join(hashes).encode()).hexdigest()
+    if self.files:
+      self.name = re.sub(r"[^\w.-]", "_", self.files[0].stem, flags=re.ASCII)
+    self.eos, self.bos, self.pad = eos, bos, pad
+    self.vocab_size = len(pieces)
+    self.padded_vocab_size = (
+        -(-len(pieces) // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
+    )
+    self.dtype = np.dtype(np.uint16 if len(pieces) <= 2**16 else np.uint32)
+    self._pieces = list(pieces)
+    self._sizes = np.array([len(piece) for piece in pieces], np.int64)
+
+  @property
+  def location(self) -> str:
+    """Returns what `make_tokenizer` makes it from: a path, or "bytes"."""
+    return str(self.files[0]) if self.files else self.name
+
+  def encode(self, text: bytes) -> np.ndarray:
+    """Returns the ids of `text`, `dtype` [T]; adds no special tokens.
+
+    What looks like a special token in the text is text.
+
+    Raises:
+      ConfigError: it is not UTF-8, and the tokenizer is not of bytes.
+    """
+    return self.encode_batch([text])[0]
+
+  @abc.abstractmethod
+  def encode_batch(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+    """Returns the ids of each text, see `encode`; on all cores if it can."""
+
+  def decode(self, ids: npt.ArrayLike) -> bytes:
+    """Returns the bytes that `ids` stand for; special tokens stand for none.
+
+    Args:
+      ids: integers [T].
+
+    Raises:
+      ValueError: an id is not below vocab_size.
+    """
+    return b"".join([self._pieces[i] for i in self._checked(ids).tolist()])
+
+  def num_bytes(self, ids: npt.ArrayLike) -> np.ndarray:
+    """Returns how many bytes each token decodes to, 0 for special ones.
+
+    Args:
+      ids: integers of any shape.
+
+    Returns:
+      int64, shape of `ids`.
+
+    Raises:
+      ValueError: an id is not below vocab_size.
+    """
+    return self._sizes[self._checked(ids)]
+
+  def _checked(self, ids: npt.ArrayLike) -> np.ndarray:
+    ids = np.asarray(ids)
+    if ids.size == 0:
+      return ids.astype(self.dtype)
+    if not np.issubdtype(ids.dtype, np.integer):
+      raise ValueError(f"ids must be integers, not {ids.dtype}.")
+    if ids.min() < 0 or ids.max() >= self.vocab_size:
+      raise ValueError(
+          f"ids must be in [0, {self.vocab_size}); got {ids.min()} to"
+          f" {ids.max()}. Ids above are rows that only pad the vocabulary."
+      )
+    return ids
+
+
+def strings(texts: Sequence[bytes]) -> list[str]:
+  """Returns texts as the tokenizers' libraries take them.
+
+  Raises:
+    ConfigError: one is not UTF-8.
+  """
+  try:
+    return [text.decode() for text in texts]
+  except UnicodeDecodeError as error:
+    raise ConfigError(
+        f"the text is not UTF-8 (byte {error.start}), which this tokenizer"
+        ' needs: mend it, or use "bytes", which takes any.'
+    ) from error
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+  logging.warning(message)
+
+
+def warn_if_lossy(tokenizer: Tokenizer) -> None:
+  """Warns, once, of a tokenizer that does not give every text back."""
+  back = tokenizer.decode(tokenizer.encode(_PROBE.encode()))
+  if back != _PROBE.encode():
+    _warn_once(
+        f"Tokenizer {tokenizer.files[0]} changes text: {_PROBE!r} comes back as"
+        f" {back.decode(errors='replace')!r}. Bits per byte will be of the text"
+        " as it comes back."
+    )

@@ -1,0 +1,116 @@
+"""tiktoken's rank files, *.tiktoken."""
+
+import base64
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dape_jax.data.tokenizers.base import Tokenizer, strings
+from dape_jax.errors import ConfigError, did_you_mean
+
+
+class _Pattern(NamedTuple):
+  """How text is cut before it is merged, and where the special token is.
+
+  Attributes:
+    regex: as published in tiktoken's openai_public.py.
+    eos_gap: ids between the first that has no rank and <|endoftext|>.
+  """
+
+  regex: str
+  eos_gap: int
+
+
+_GPT2 = _Pattern(
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",
+    0,
+)
+# The ranks end the file's name, because the file does not say its pattern.
+_PATTERNS = {
+    "gpt2": _GPT2,
+    "r50k_base": _GPT2,
+    "p50k_base": _GPT2,
+    "cl100k_base": _Pattern(
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+|"
+        r" ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+        1,
+    ),
+}
+
+
+class RankFileTokenizer(Tokenizer):
+  """A tokenizer of the package tiktoken, byte-level."""
+
+  def __init__(self, encoding: Any, pieces: Sequence[bytes], path, eos: int):
+    """Initialises.
+
+    Args:
+      encoding: `tiktoken.Encoding`.
+      pieces: bytes of each id.
+      path: what it was read from.
+      eos: id of <|endoftext|>.
+    """
+    self._encoding = encoding
+    super().__init__([path], pieces, eos=eos)
+
+  def encode_batch(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+    ids = self._encoding.encode_ordinary_batch(
+        strings(texts), num_threads=os.cpu_count() or 1
+    )
+    return [np.array(row, self.dtype) for row in ids]
+
+
+def _read_ranks(path: pathlib.Path) -> dict[bytes, int]:
+  # Not tiktoken.load, which keeps a copy of the file by its path and reads that
+  # when the file has changed.
+  ranks = {}
+  for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    try:
+      token, rank = line.split()
+      ranks[base64.b64decode(token, validate=True)] = int(rank)
+    except ValueError as error:
+      raise ConfigError(
+          f"line {number} is not a token in base64 and its rank."
+      ) from error
+  missing = [i for i in range(256) if bytes([i]) not in ranks]
+  if missing or len(set(ranks.values())) < len(ranks):
+    raise ConfigError("lacks a single byte, or gives a rank twice.")
+  return ranks
+
+
+def read(path: pathlib.Path) -> Tokenizer:
+  """Returns the tokenizer of a .tiktoken file.
+
+  Raises:
+    ConfigError: see `make_tokenizer`.
+  """
+  name = next((n for n in _PATTERNS if path.stem.endswith(n)), None)
+  if name is None:
+    raise ConfigError(
+        f"the name must end with that of its pattern, as in my_gpt2.tiktoken."
+        f"{did_you_mean(path.stem, _PATTERNS)}"
+    )
+  try:
+    import tiktoken
+  except ImportError as error:
+    raise ConfigError(
+        "needs the package tiktoken: pip install 'dape_jax[tokenizers]'."
+    ) from error
+  ranks = _read_ranks(path)
+  pattern = _PATTERNS[name]
+  used = set(ranks.values())
+  free = next(i for i in range(len(ranks) + 1) if i not in used)
+  eos = free + pattern.eos_gap
+  pieces = [b""] * (max(eos, *used) + 1)
+  for token, rank in ranks.items():
+    pieces[rank] = token
+  encoding = tiktoken.Encoding(
+      path.stem,
+      pat_str=pattern.regex,
+      mergeable_ranks=ranks,
+      special_tokens={"<|endoftext|>": eos},
+  )
+  return RankFileTokenizer(encoding, pieces, path, eos)

@@ -1,0 +1,160 @@
+"""Writing a corpus to a prepared folder."""
+
+import pathlib
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dape_jax.data import manifest as manifest_lib
+from dape_jax.data.documents import SPLITS
+from dape_jax.data.shards import BLOCK_SIZE, SHARD_TOKENS, write_metadata
+from dape_jax.data.split_writer import Origin, SplitWriter
+from dape_jax.data.tokenizers import Tokenizer
+from dape_jax.errors import ConfigError
+
+WORK = "unfinished"  # below the folder; removed when that is complete
+
+
+class Item(NamedTuple):
+  """A document to write.
+
+  Attributes:
+    split: name.
+    text: bytes, not empty.
+    origin: see `Origin`.
+  """
+
+  split: str
+  text: bytes
+  origin: Origin
+
+
+class CorpusWriter:
+  """Writes documents in order, and a manifest when there are no more."""
+
+  def __init__(
+      self,
+      folder: pathlib.Path,
+      tokenizer: Tokenizer,
+      *,
+      shard_tokens: int = SHARD_TOKENS,
+      state: Mapping[str, Any] | None = None,
+  ):
+    """Begins, or goes on from a state.
+
+    Args:
+      folder: exists; no other process writes to it.
+      tokenizer: turns texts into tokens.
+      shard_tokens: of each shard but the last of a split, a multiple of
+        BLOCK_SIZE.
+      state: of `state`.
+
+    Raises:
+      OSError: the folder cannot be written.
+    """
+    self._folder = folder
+    self._work = folder / WORK
+    self._work.mkdir(exist_ok=True)
+    self._tokenizer = tokenizer
+    self._shard_tokens = shard_tokens
+    self.splits = {
+        name: SplitWriter(
+            folder,
+            self._work,
+            name,
+            dtype=tokenizer.dtype,
+            shard_tokens=shard_tokens,
+            state=state and state[name],
+        )
+        for name in SPLITS
+    }
+
+  def add(self, items: Sequence[Item]) -> None:
+    """Encodes a batch of documents and appends them to their splits."""
+    ids = self._tokenizer.encode_batch([item.text for item in items])
+    for name, split in self.splits.items():
+      mine = [i for i, item in enumerate(items) if item.split == name]
+      if mine:
+        split.add(
+            [ids[i] for i in mine],
+            [items[i].origin for i in mine],
+            sum(len(items[i].text) for i in mine),
+            self._tokenizer.eos,
+        )
+
+  @property
+  def num_shards(self) -> int:
+    """Returns how many shards are complete."""
+    return sum(len(split.shards) for split in self.splits.values())
+
+  def flush(self) -> dict[str, Any]:
+    """Brings what was added to the disk; returns the state to go on from."""
+    for split in self.splits.values():
+      split.flush()
+    return {name: split.state() for name, split in self.splits.items()}
+
+  def forget(self) -> None:
+    """Removes files that are not needed once the present state is kept."""
+    for split in self.splits.values():
+      split.forget()
+
+  def finish(
+      self,
+      sources: Sequence[Mapping[str, Any]],
+      *,
+      fingerprint: str = "",
+      settings: Mapping[str, Any] | None = None,
+  ) -> None:
+    """Writes what is left and the manifest.
+
+    May be interrupted, and done again after the last state.
+
+    Args:
+      sources: entries of the manifest, in the order of the origins.
+      fingerprint: of the texts; "" is that of the tokens.
+      settings: for the manifest.
+
+    Raises:
+      ConfigError: a split has no documents.
+      OSError: the folder cannot be written.
+    """
+    for name, split in self.splits.items():
+      if not split.documents:
+        raise ConfigError(
+            f"There is no document in the {name} split: give --{name}=FILES, or"
+            f" a larger --{name}_fraction, and another --output."
+        )
+    names = [file for split in self.splits.values() for file in split.finish()]
+    splits = {name: split.state() for name, split in self.splits.items()}
+    names += self._copy_tokenizer()
+    names += write_metadata(self._folder, splits, self._tokenizer.dtype)
+    content = fingerprint or manifest_lib.content_fingerprint(splits)
+    sha256 = self._tokenizer.sha256
+    manifest = {
+        "format": manifest_lib.FORMAT,
+        "version": manifest_lib.VERSION,
+        "fingerprint": manifest_lib.with_tokenizer(content, sha256),
+        "tokenizer": {
+            "name": self._tokenizer.name,
+            "sha256": sha256,
+            "vocab_size": self._tokenizer.vocab_size,
+            "files": [file.name for file in self._tokenizer.files],
+        },
+        "dtype": self._tokenizer.dtype.name,
+        "block_tokens": BLOCK_SIZE,
+        "shard_tokens": self._shard_tokens,
+        "splits": splits,
+        "files": [manifest_lib.file_entry(self._folder, n) for n in names],
+        "sources": list(sources),
+        "settings": dict(settings or {}),
+    }
+    manifest_lib.write_json(self._folder / manifest_lib.MANIFEST, manifest)
+    shutil.rmtree(self._work)
+
+  def _copy_tokenizer(self) -> list[str]:
+    folder = self._folder / "tokenizer"
+    if self._tokenizer.files:
+      folder.mkdir(exist_ok=True)
+    for file in self._tokenizer.files:
+      shutil.copyfile(file, folder / file.name)
+    return [f"tokenizer/{file.name}" for file in self._tokenizer.files]
