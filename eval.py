@@ -99,6 +99,7 @@ def main(argv: list[str]) -> None:
   lengths = regions.parse_lengths(_LENGTHS.value)
   # JAX takes seconds to start; a wrong flag is told at once.
   from dape_jax.evaluation import extrapolation, report, runs
+  from dape_jax.training.checkpoint_paths import is_remote
 
   found = [
       runs.find_run(folder)
@@ -107,6 +108,11 @@ def main(argv: list[str]) -> None:
   what = "text" if _TEXT.value else _SPLIT.value
   name = f"{what}_{_PROTOCOL.value}_step{found[0].step}"
   folder = found[0].workdir / "evaluation" / name
+  if not _OUTPUT.value and is_remote(folder):
+    raise ConfigError(
+        f"{found[0].workdir} is not local: give --output, a local folder for the"
+        " report."
+    )
   output = pathlib.Path(_OUTPUT.value or folder)
   # Before hours of work are spent on what cannot be kept.
   report.make_folder(output)

@@ -29,7 +29,7 @@ def losses(tiny_corpus, make_config, make_state):
     config = make_config({"model.encoding": encoding, "model.num_layers": 1})
     model = Transformer(config.model)
     batches = TrainBatches(
-        tiny_corpus.split("train"), length=32, batch_size=8, seed=0
+        [tiny_corpus.split("train")], length=32, batch_size=8, seed=0
     )
     train_step = make_train_step(
         model,

@@ -1,0 +1,106 @@
+"""Steps compiled for TPU slices that are not there, as the command does it."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import tpu_compiler
+
+from dape_jax.errors import ConfigError
+from dape_jax.training import aot_report
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_SMALL = (
+    "--config.model.num_layers=2",
+    "--config.model.width=256",
+    "--config.model.num_heads=4",
+    "--config.model.vocab_size=512",
+    "--config.data.length=256",
+)
+
+
+def _run(*flags, compiler=True):
+  environment = os.environ | tpu_compiler.ENVIRONMENT
+  if not compiler:
+    environment["PYTHONPATH"] = ""
+  return subprocess.run(
+      [
+          sys.executable,
+          "-m",
+          "dape_jax.training.aot",
+          "--config=configs/lm.py",
+          *flags,
+      ],
+      cwd=_ROOT,
+      env=environment,
+      capture_output=True,
+      text=True,
+  )
+
+
+@tpu_compiler.needed
+def test_a_step_on_a_slice_with_fsdp_and_context(tmp_path):
+  lines = tmp_path / "aot.jsonl"
+  done = _run(
+      "--topology=v5e:2x4",
+      "--config.mesh.fsdp=4",
+      "--config.mesh.context=2",
+      "--config.train.batch_size=16",
+      f"--json={lines}",
+      *_SMALL,
+  )
+  assert done.returncode == 0, done.stderr
+  assert "v5e:2x4 (8 chips), dape_kerple_log, 2 layers" in done.stdout
+  (report,) = aot_report.read_lines(str(lines))
+  assert report["fits"] and report["kernel"]
+  # Queries of a row lie on two chips, and gather its keys.
+  assert report["sent"]["all-gather"] > 0
+  assert not report["has_unknown_loops"]
+  # A quarter of the matrices and what is small.
+  numbers = 2 * 12 * 256**2 + 2 * 512 * 256
+  assert numbers < report["parts"]["parameters"] < numbers * 1.1
+  assert report["parts"]["optimizer"] > 1.9 * report["parts"]["parameters"]
+  assert "| train | v5e:2x4 | 2 x 256 | dape" in aot_report.table([report])
+
+
+@tpu_compiler.needed
+def test_what_does_not_fit_says_by_how_much_and_status_1():
+  done = _run(
+      "--topology=v5e:2x2",
+      "--config.train.batch_size=4096",
+      "--config.data.length=8192",
+      *_SMALL[:-1],
+  )
+  assert done.returncode == 1, done.stderr
+  assert "DOES NOT FIT, by" in done.stdout
+  assert "to make it fit: a smaller config.train.batch_size" in done.stdout
+
+
+@tpu_compiler.needed
+def test_settings_that_fit_no_slice():
+  for flags, message in (
+      (("--topology=v9x:2x2",), "--topology=v9x:2x2: the TPU compiler knows no"),
+      (("--topology=v5e:2x2", "--config.mesh.fsdp=3"), "do not make 4 devices"),
+      (("--topology=v5e:2x2", "--config.train.batch_size=6"), "a multiple of 4"),
+      ((), "give --config and --topology"),
+  ):
+    done = _run(*flags)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+
+
+def test_without_the_compiler():
+  done = _run("--topology=v5e:2x2", compiler=False)
+  assert done.returncode == 2
+  assert "pip install libtpu" in done.stderr
+
+
+def test_a_file_that_is_no_table(tmp_path):
+  file = tmp_path / "lines"
+  file.write_text(json.dumps({"peak": 1}))
+  for path in (file, tmp_path / "missing"):
+    with pytest.raises(ConfigError, match="--table="):
+      aot_report.read_lines(str(path))
