@@ -116,7 +116,7 @@ def _report(
     writer.write(step, values | throughput.measure(step))
 
 
-def _train_steps(run, state, saver, writer, throughput, profile) -> None:
+def train_steps(run, state, saver, writer, throughput, profile) -> None:
   """Makes the steps that are left, or those until the run is told to stop."""
   train = run.config.train
   config = experiment_to_dict(run.config)
@@ -243,4 +243,4 @@ def train(
         ProfileWindow(workdir / "profile", profile_steps)
     )
     stack.enter_context(jax.transfer_guard("disallow"))
-    _train_steps(run, state, saver, writer, throughput, profile)
+    train_steps(run, state, saver, writer, throughput, profile)
