@@ -62,7 +62,7 @@ def test_broken_config_files(text, message, tmp_path):
         ),
         (
             "train.py --config=configs/demo.py --workdir=gs://bucket/run",
-            "--workdir=gs://bucket/run: must be a local folder",
+            "--workdir=gs://bucket/run: Please install gcsfs",
         ),
         (
             "train.py --config=configs/demo.py --workdir={tmp}"

@@ -87,11 +87,38 @@ def test_defaults_are_valid(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_unknown_encodings_are_one_line(name):
-  takes_tasks = name in ("che", "length_tasks")
-  argument = "encoding=ropee" if takes_tasks else "ropee"
+  has_names = name in ("che", "length_tasks", "lm")
+  argument = "encoding=ropee" if has_names else "ropee"
   with pytest.raises(ConfigError, match='Did you mean "rope"') as error:
     load(name, argument)
   assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("size", ["125m", "350m", "1.3b", "2.7b", "6.7b"])
+@pytest.mark.parametrize("recipe", ["dape", "kerple", "fire"])
+def test_the_papers_models(size, recipe):
+  experiment = load(
+      "lm", f"size={size},recipe={recipe},encoding=fire,length=128"
+  )
+  model = experiment.model
+  body = 12 * model.num_layers * model.width**2
+  head = 2 * model.vocab_size * model.width
+  sizes = {"125m": 162, "350m": 405, "1.3b": 1414, "2.7b": 2774, "6.7b": 6855}
+  assert (body + head) / 1e6 == pytest.approx(sizes[size], abs=1)
+  assert experiment.optimizer.warmup_steps == experiment.train.steps // 100
+  is_kerple = recipe == "kerple"
+  assert (experiment.optimizer.weight_decay == 0) == is_kerple
+  assert (experiment.optimizer.final_learning_rate == 0) == is_kerple
+
+
+def test_arguments_of_the_papers_models():
+  for argument, message in (
+      ("size=125", 'Did you mean "125m"'),
+      ("length=long", "length=long is not a whole number"),
+      ("recipe=adam", "recipe=adam is unknown"),
+  ):
+    with pytest.raises(ConfigError, match=message):
+      load("lm", argument)
 
 
 @pytest.mark.parametrize("task", tasks.TASKS)

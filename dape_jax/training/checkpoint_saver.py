@@ -4,6 +4,7 @@ Orbax renames a step's folder into place when it is complete: a killed save leav
 nothing that looks finished.
 """
 
+import contextlib
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -40,6 +41,7 @@ class CheckpointSaver:
       kept.append(policies.EveryNSteps(keep_every))
     self._directory = directory
     self._saving: int | None = None
+    self._failed: list[int] = []
     self._failure: Exception | None = None
     # The loop decides when to save.
     always = ocp.training.save_decision_policies.FixedIntervalPolicy(1)
@@ -57,6 +59,7 @@ class CheckpointSaver:
   def __exit__(self, *_) -> None:
     self.wait()
     self._checkpointer.close()
+    self._remove_unfinished()
 
   def save(
       self,
@@ -101,9 +104,9 @@ class CheckpointSaver:
     if distributed.all_agree(failure is None):
       return True
     self._checkpointer.reload()
+    self._failed.append(step)
+    self._remove_unfinished()
     if jax.process_index() == 0:
-      for unfinished in self._directory.glob(f"{step}.orbax-checkpoint-tmp*"):
-        unfinished.rmtree(missing_ok=True)
       reason = "in another process" if failure is None else root_cause(failure)
       kept = step_folders(self._directory)
       latest = f"the latest is {kept[0]}" if kept else "there is none"
@@ -114,3 +117,13 @@ class CheckpointSaver:
           flush=True,
       )
     return False
+
+  def _remove_unfinished(self) -> None:
+    """Removes what failed saves left on the disk."""
+    if jax.process_index() != 0:
+      return
+    for step in self._failed:
+      for folder in self._directory.glob(f"{step}.orbax-checkpoint-tmp*"):
+        # Threads of the save may still add to it; at the end they are done.
+        with contextlib.suppress(OSError):
+          folder.rmtree(missing_ok=True)

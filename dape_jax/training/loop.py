@@ -35,6 +35,8 @@ class FailedRunError(RuntimeError):
 def _writing_to(workdir: epath.Path) -> Iterator[None]:
   try:
     yield
+  except ImportError as e:  # Of what reads gs:// and so on.
+    raise ConfigError(f"--workdir={workdir}: {e}.") from e
   except OSError as e:
     raise ConfigError(
         f"--workdir={workdir} cannot be written ({e.strerror or e}); give a"

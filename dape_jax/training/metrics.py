@@ -143,9 +143,9 @@ class MetricsWriter:
 
   def __exit__(self, *_) -> None:
     if self._main_process:
-      self.flush()
       self._jsonl.close()
       self._events.close()
+      self._copy()
       if self._is_remote:
         shutil.rmtree(self._folder)
     if self._bar is not None:
@@ -153,9 +153,11 @@ class MetricsWriter:
 
   def flush(self) -> None:
     """Makes all that was written be in the workdir."""
-    if not self._main_process:
-      return
-    self._events.flush()
+    if self._main_process:
+      self._events.flush()
+      self._copy()
+
+  def _copy(self) -> None:
     if not self._is_remote:
       return
     for file in self._folder.rglob("*"):

@@ -1,5 +1,6 @@
 """Steps compiled for TPU slices that are not there, as the command does it."""
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -82,9 +83,15 @@ def test_what_does_not_fit_says_by_how_much_and_status_1():
 @tpu_compiler.needed
 def test_settings_that_fit_no_slice():
   for flags, message in (
-      (("--topology=v9x:2x2",), "--topology=v9x:2x2: the TPU compiler knows no"),
+      (
+          ("--topology=v9x:2x2",),
+          "--topology=v9x:2x2: the TPU compiler knows no",
+      ),
       (("--topology=v5e:2x2", "--config.mesh.fsdp=3"), "do not make 4 devices"),
-      (("--topology=v5e:2x2", "--config.train.batch_size=6"), "a multiple of 4"),
+      (
+          ("--topology=v5e:2x2", "--config.train.batch_size=6"),
+          "a multiple of 4",
+      ),
       ((), "give --config and --topology"),
   ):
     done = _run(*flags)
@@ -92,6 +99,10 @@ def test_settings_that_fit_no_slice():
     assert message in done.stderr
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is not None,
+    reason="libtpu is installed in this environment",
+)
 def test_without_the_compiler():
   done = _run("--topology=v5e:2x2", compiler=False)
   assert done.returncode == 2

@@ -11,14 +11,20 @@ import time
 
 import pytest
 
+from dape_jax.training import loop
+
 _ROOT = pathlib.Path(__file__).parents[2]
 _CONFIG = pathlib.Path(__file__).with_name("tiny_config.py")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def shared(tmp_path_factory):
+  return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def run(shared):
   """Returns a function that starts a script with so many CPU devices."""
-  shared = tmp_path_factory.mktemp("shared")
 
   def run(script, *flags, devices=1):
     environment = os.environ | {
@@ -87,10 +93,11 @@ def _finish(processes):
 
 
 def test_killed_stopped_and_gone_on_with_by_others(
-    run, train, read_results, tmp_path
+    run, train, shared, make_config, read_results, tmp_path
 ):
   whole, parts = tmp_path / "whole", tmp_path / "parts"
-  _finish([run("train.py", f"--config={_CONFIG}", f"--workdir={whole}")])
+  config = make_config({"data.dir": str(shared / "data")})
+  loop.train(config, whole)  # On the eight devices of this process.
 
   two = train(parts, 2)
   _wait_for_steps(parts, 13, two)
@@ -109,7 +116,7 @@ def test_killed_stopped_and_gone_on_with_by_others(
   lines = (parts / "metrics.jsonl").read_text().splitlines()
   assert json.loads(lines[-1])["step"] == saved
 
-  _finish([run("train.py", f"--config={_CONFIG}", f"--workdir={parts}")])
+  loop.train(config, parts)
   for record, expected in zip(
       read_results(parts), read_results(whole), strict=True
   ):
