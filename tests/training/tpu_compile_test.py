@@ -4,15 +4,14 @@ import tpu_compiler
 
 PROGRAM = """
 import functools
-import jax, jax.numpy as jnp, numpy as np
+import jax, jax.numpy as jnp
 from jax.experimental import topologies
 from dape_jax.config import ModelConfig, OptimizerConfig
 from dape_jax.models import Transformer
 from dape_jax.training import optimizer, partitioning, state, step
 
 topology = topologies.get_topology_desc("v5e:2x2", platform="tpu")
-axis = jax.sharding.AxisType.Auto
-mesh = jax.sharding.Mesh(np.array(topology.devices), ("data",), axis_types=(axis,))
+mesh = partitioning.make_mesh(devices=topology.devices)
 model = Transformer(ModelConfig(
     num_layers=2, width=256, num_heads=4, encoding="dape_kerple_log", remat="full"))
 adamw = optimizer.make_optimizer(OptimizerConfig(), 1000)
