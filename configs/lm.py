@@ -42,8 +42,8 @@ _SIZES = {
     "6.7b": (32, 4096, 32, 1.2e-4, 32),
 }
 # What the papers have beside the learning rates above: KERPLE's and DAPE's by their
-# released configs. Of FIRE's, rate, batch and steps are its appendix's, the rest is
-# DAPE's, since it is not told.
+# released configs. FIRE's rate, batch and steps were not checked against its paper
+# (arXiv 2310.04418, appendix): check them before you quote them. The rest is DAPE's.
 _RECIPES = {
     "dape": dict(
         beta2=0.95, weight_decay=0.1, decay="all", final=0.1, batch_size=256
