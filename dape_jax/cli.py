@@ -4,6 +4,7 @@ import argparse
 import ast
 import os
 import pathlib
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -19,6 +20,16 @@ class ArgumentParser(argparse.ArgumentParser):
 
   def error(self, message: str) -> NoReturn:
     raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def command() -> str:
+  """Returns the command that runs now, as one would type it in the repository."""
+  spec = sys.modules["__main__"].__spec__
+  if spec is None:
+    words = ["python", os.path.basename(sys.argv[0])]
+  else:
+    words = ["python", "-m", spec.name.removesuffix(".__main__")]
+  return shlex.join([*words, *sys.argv[1:]])
 
 
 def _one_line(error: BaseException) -> str:

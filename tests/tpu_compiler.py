@@ -7,12 +7,13 @@ import sys
 
 import pytest
 
+from dape_jax import tpu_compiler
+
 FOLDER = pathlib.Path(sys.prefix) / "libtpu"  # `make test` installs it there
 ENVIRONMENT = {
+    **tpu_compiler.ENVIRONMENT,
     "PYTHONPATH": str(FOLDER),
-    "TPU_SKIP_MDS_QUERY": "1",
     "JAX_PLATFORMS": "cpu",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "XLA_FLAGS": "",
 }
 needed = pytest.mark.skipif(

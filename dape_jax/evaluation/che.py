@@ -19,8 +19,6 @@ import contextlib
 import importlib.util
 import json
 import pathlib
-import shlex
-import sys
 from typing import Any
 
 from absl import flags
@@ -160,7 +158,7 @@ def main(argv: list[str]) -> None:
       "format": "dape_jax.task_grid",
       "version": 1,
       "dape_jax_version": dape_jax.__version__,
-      "command": shlex.join(sys.argv),
+      "command": cli.command(),
       "results": results,
   }
   (output / "results.json").write_text(json.dumps(document, indent=1) + "\n")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import dape_jax
-from dape_jax import data
+from dape_jax import cli, data
 from dape_jax.errors import ConfigError
 from dape_jax.evaluation import results
 from dape_jax.evaluation.plan import make_plan
@@ -172,7 +172,7 @@ def evaluate_runs(
   unit = 1 if sys.platform == "darwin" else 1024
   return {
       "dape_jax_version": dape_jax.__version__,
-      "command": shlex.join(sys.argv),
+      "command": cli.command(),
       "corpus_fingerprint": split.fingerprint,
       "source": (
           ",".join(settings.texts)

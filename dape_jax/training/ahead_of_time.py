@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
+from dape_jax import tpu_compiler
 from dape_jax.config import ExperimentConfig, MeshConfig
 from dape_jax.errors import ConfigError
 from dape_jax.evaluation import perplexity
@@ -19,11 +20,6 @@ from dape_jax.training.flops import flops_per_token
 from dape_jax.training.program_costs import program_costs
 from dape_jax.training.run import Program
 
-# The two ways in which the compiler says that a program needs too much.
-_TOO_LARGE = re.compile(
-    r"HLO temporaries \((?P<a>\S+)\) exceeds available HBM \((?P<b>\S+)\)"
-    r"|Used (?P<c>\S+) of (?P<d>\S+) hbm"
-)
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _DTYPES = {
     "inputs": jnp.int32,
@@ -156,10 +152,10 @@ def compile_for(
   try:
     compiled = lowered.compile()
   except Exception as e:
-    found = _TOO_LARGE.search(str(e))
-    if found is None:
+    sizes = tpu_compiler.needed_and_available(e)
+    if sizes is None:
       raise
-    needed, limit = filter(None, found.groups())
+    needed, limit = sizes
     return report | {
         "peak": _number(needed),
         "limit": _number(limit),

@@ -14,24 +14,16 @@ fit. --json=FILE adds a line to a file, which --table=FILE prints as a table.
 Exit status: 0 it fits, 1 it does not, 2 wrong input.
 """
 
-import importlib.util
 import json
 import os
 import pathlib
 import sys
 from typing import Any
 
-# Read by libtpu when it is loaded.
-os.environ.update(
-    TPU_SKIP_MDS_QUERY="1",
-    ALLOW_MULTIPLE_LIBTPU_LOAD="1",
-    TPU_WORKER_HOSTNAMES="localhost",
-)
-
 from absl import flags
 from ml_collections import config_flags
 
-from dape_jax import cli
+from dape_jax import cli, tpu_compiler
 from dape_jax.config_dict import experiment_from_dict
 from dape_jax.errors import ConfigError
 
@@ -87,14 +79,11 @@ def main(argv: list[str]) -> None:
     print(aot_report.table(aot_report.read_lines(_TABLE.value)))
     return
   config = _config()
-  if importlib.util.find_spec("libtpu") is None:
-    raise ConfigError(
-        "the TPU compiler is not installed: pip install libtpu (Linux on x86-64)."
-    )
-  command = " ".join(["python -m dape_jax.training.aot", *sys.argv[1:]])
+  tpu_compiler.check_installed("--topology")
+  os.environ.update(tpu_compiler.ENVIRONMENT)
   report = ahead_of_time.compile_for(
       config, _TOPOLOGY.value, _EVAL_LENGTH.value
-  ) | {"command": command}
+  ) | {"command": cli.command()}
   print(aot_report.text(report))
   if _JSON.value:
     _add_line(report, _JSON.value)

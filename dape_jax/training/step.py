@@ -107,7 +107,7 @@ def make_train_step(
     key = jax.random.fold_in(jax.random.key(seed), 2**32 - 1)
     return jax.random.split(jax.random.fold_in(key, step), num_microbatches)
 
-  placed = jax.lax.with_sharding_constraint
+  on_mesh = jax.lax.with_sharding_constraint
 
   def train_step(state, batch):
     shardings = partitioning.state_sharding(state, mesh)
@@ -118,7 +118,7 @@ def make_train_step(
       nats, gradients = jax.value_and_grad(_microbatch_nats)(
           state.params, model, *microbatch
       )
-      gradients = placed(gradients, shardings.params)
+      gradients = on_mesh(gradients, shardings.params)
       return jax.tree.map(jnp.add, total, (nats, gradients)), None
 
     zeros = jnp.zeros((), jnp.float32), jax.tree.map(
@@ -146,7 +146,7 @@ def make_train_step(
         params=optax.apply_updates(state.params, updates),
         opt_state=opt_state,
     )
-    return placed(state, shardings), metrics
+    return on_mesh(state, shardings), metrics
 
   return jax.jit(
       train_step,

@@ -1,5 +1,6 @@
 """The attention benchmark: its baselines compute attention, its parsers read."""
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -258,7 +259,7 @@ def test_missing_dependencies(module, monkeypatch):
     with pytest.raises(ConfigError, match=r"pip install 'dape_jax\[bench\]'"):
       run.require_torch()
   else:
-    monkeypatch.setattr(tpu.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install libtpu"):
       list(tpu.measure(["v5e"], ["chunked"], {}))
 

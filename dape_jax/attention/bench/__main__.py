@@ -18,7 +18,6 @@ splash attention. The cycles do not count waiting for memory.
 
 import json
 import pathlib
-import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -99,7 +98,7 @@ def main(argv: Sequence[str]) -> None:
   results = {
       "format": "dape_jax.attention.bench",
       "version": 1,
-      "command": shlex.join(["python", "-m", __spec__.parent, *sys.argv[1:]]),
+      "command": cli.command(),
       **request,
   }
   if chips:

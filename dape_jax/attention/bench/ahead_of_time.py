@@ -7,7 +7,6 @@ A process of its own, which `tpu.measure` starts: its one argument is the JSON o
 import itertools
 import json
 import pathlib
-import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,17 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
 
-from dape_jax import encodings
+from dape_jax import encodings, tpu_compiler
 from dape_jax.attention import tiling
 from dape_jax.attention.bench import materialised, run, schedule
 from dape_jax.attention.bench.tpu import CHIPS
 
 SPLASH = "splash"
-# The two ways in which the compiler says that a program needs too much.
-_TOO_LARGE = re.compile(
-    r"HLO temporaries \((\S+)\) exceeds available HBM \((\S+)\)"
-    r"|Used (\S+) of (\S+) hbm"
-)
 
 
 def rows(
@@ -92,10 +86,10 @@ def _compiled(function: Callable, arguments, dump: pathlib.Path):
     traced = jax.jit(function).trace(*arguments)
     compiled = traced.lower().compile()
   except Exception as e:  # One case that fails must not cost all the others.
-    sizes = _TOO_LARGE.search(str(e))
+    sizes = tpu_compiler.needed_and_available(e)
     if sizes is None:
       return {"skipped": run.short_reason(e)}
-    needed, there = filter(None, sizes.groups())
+    needed, there = sizes
     return {"skipped": f"does not fit: {needed} of {there} of HBM"}
   memory = compiled.memory_analysis()
   costs = compiled.cost_analysis() or {}

@@ -18,6 +18,8 @@ import pathlib
 import re
 from typing import Any
 
+from dape_jax import hlo_text
+
 _BUNDLE = re.compile(r"^\s*(?:0x[0-9a-f]+|0)\s+([A-Z ]*):\s*([> ]*)\{")
 _BRANCH = re.compile(r"sbr\.rel\s*(?:\(!?([^)]*)\))?\s*target = \$region(\d+)")
 _START = re.compile(r"Start(?:/End empty)? region (\d+)\b")
@@ -171,45 +173,23 @@ def xla_cycles(text: str) -> XlaCycles | None:
   """Returns the sums over a compiled program's text, None if it has none."""
   if '"estimated_cycles"' not in text:
     return None
-  computations: dict[str, list[str]] = {}
-  entry = name = None
-  for line in text.splitlines():
-    if head := re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line):
-      name = head[2]
-      entry = name if head[1] else entry
-      computations[name] = []
-    elif name is not None:
-      computations[name].append(line)
-
-  def trips(condition: str) -> int | None:
-    body = "\n".join(computations.get(condition, ()))
-    limit = re.search(
-        r"compare\([^,]*?%[\w.\-]+, %([\w.\-]+)\), direction=LT", body
-    )
-    if limit is None:
-      return None
-    number = re.search(
-        rf"%{re.escape(limit[1])} = s32\[\]\S* constant\((\d+)\)", body
-    )
-    return int(number[1]) if number else None
+  program = hlo_text.parse(text)
 
   def total(name: str) -> tuple[int, list[int]]:
     known, dynamic = 0, []
-    for line in computations.get(name, ()):
-      if loop := re.search(
-          r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)", line
-      ):
-        inner, inner_dynamic = total(loop[2])
+    for instruction in program.computations.get(name, ()):
+      if instruction.opcode == "while":
+        inner, inner_dynamic = total(instruction.attribute("body"))
         dynamic += inner_dynamic
-        turns = trips(loop[1])
+        turns = program.turns(instruction)
         if turns is None:
           dynamic.append(inner)
         else:
           known += turns * inner
-      elif cycles := re.search(r'"estimated_cycles":"(\d+)"', line):
+      elif cycles := re.search(r'"estimated_cycles":"(\d+)"', instruction.line):
         known += int(cycles[1])
     return known, dynamic
 
-  known, dynamic = total(entry)
+  known, dynamic = total(program.entry)
   per_turn = tuple(cycles for cycles in dynamic if cycles < _NO_ESTIMATE)
   return XlaCycles(known if known < _NO_ESTIMATE else None, per_turn)

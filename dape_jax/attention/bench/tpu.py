@@ -4,7 +4,6 @@ The compiler reads its settings when JAX starts, so each kind of chip gets a
 process of its own, which is `ahead_of_time`.
 """
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -14,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+from dape_jax import tpu_compiler
 from dape_jax.errors import ConfigError
 
 _COMPILER = "dape_jax.attention.bench.ahead_of_time"
@@ -102,10 +102,7 @@ def measure(
   Raises:
     ConfigError: the compiler is not installed, or its process died.
   """
-  if importlib.util.find_spec("libtpu") is None:
-    raise ConfigError(
-        "--tpu needs the TPU compiler: pip install libtpu (Linux on x86-64)."
-    )
+  tpu_compiler.check_installed("--tpu")
   for chip in chips:
     for implementation in implementations:
       call = request | {"chip": chip, "implementation": implementation}
@@ -116,12 +113,8 @@ def _compiler_process(call: dict[str, Any]) -> Iterator[dict[str, Any]]:
   with tempfile.TemporaryDirectory(prefix="dape_jax_bench") as folder:
     dump, log = (pathlib.Path(folder) / name for name in ("dump", "log"))
     dump.mkdir()
-    environment = os.environ | {
-        "TPU_SKIP_MDS_QUERY": "1",
-        "JAX_PLATFORMS": "cpu",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-    }
+    environment = os.environ | tpu_compiler.ENVIRONMENT
+    environment["JAX_PLATFORMS"] = "cpu"
     if call["implementation"] not in _WITHOUT_KERNELS:
       environment["LIBTPU_INIT_ARGS"] = (
           f"--xla_jf_dump_to={dump} --xla_jf_dump_llo_text=true"
