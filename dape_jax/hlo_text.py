@@ -93,16 +93,31 @@ def _until_closed(text: str) -> str:
   return text
 
 
-@functools.cache
-def bytes_of(type_: str) -> int:
-  """Returns the bytes in main memory of a type, a tuple's arrays together.
+def elements(type_: str) -> list[str]:
+  """Returns the types in a tuple's type, or a list of the one type."""
+  if not type_.startswith("("):
+    return [type_]
+  parts, depth, begin = [], 0, 1
+  for i, character in enumerate(type_):
+    depth += (character in "([{") - (character in ")]}")
+    if (character == "," and depth == 1) or depth == 0:
+      parts.append(re.sub(r"/\*.*?\*/", "", type_[begin:i]).strip())
+      begin = i + 1
+  return parts
 
-  Arrays that the compiler has placed in another memory (a layout with "S(1)", a
-  TPU's VMEM, and so on) count nothing.
+
+@functools.cache
+def bytes_of(type_: str, *, anywhere: bool = False) -> int:
+  """Returns the bytes of a type, a tuple's arrays together.
+
+  Args:
+    type_: as text.
+    anywhere: count arrays that are not in main memory too (those with "S(1)" in
+      their layout are in a TPU's VMEM, and so on).
   """
   total = 0
   for kind, shape, layout in _ARRAY.findall(type_):
-    if "S(" in layout:
+    if "S(" in layout and not anywhere:
       continue
     digits = re.search(r"\d+", kind)
     bits = _BITS.get(kind) if kind in _BITS else int(digits[0]) if digits else 0

@@ -28,14 +28,15 @@ def plain(batch, heads, head_dim, length, **options):
   )
 
 
-def packed(window=None):
-  rows = [documents(70, 1, 49, padding=30), documents(150)]
+def packed(*rows, window=None):
+  """Returns a case of a row for each ids and positions of `documents`."""
+  rows = rows or (documents(70, 1, 49, padding=30), documents(150))
   ids, positions = (np.int32(x) for x in zip(*rows))
   return plain(
       2,
       6,
       8,
-      150,
+      ids.shape[1],
       kv_heads=3,
       q_positions=positions,
       kv_positions=positions,

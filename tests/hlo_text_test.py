@@ -54,5 +54,13 @@ def test_bytes_of_types():
   assert hlo_text.bytes_of("(bf16[4]{0:T(8,128)}, pred[], u8[3])") == 12
   assert hlo_text.bytes_of("f32[]") == 4
   assert hlo_text.bytes_of("s4[8]") == 4
-  # Not in main memory.
-  assert hlo_text.bytes_of("f32[2,3]{1,0:T(8,128)S(1)}") == 0
+  vmem = "f32[2,3]{1,0:T(8,128)S(1)}"
+  assert hlo_text.bytes_of(vmem) == 0
+  assert hlo_text.bytes_of(vmem, anywhere=True) == 24
+
+
+def test_elements_of_types():
+  assert hlo_text.elements("f32[2,3]{1,0}") == ["f32[2,3]{1,0}"]
+  assert hlo_text.elements(
+      "((f32[2]{0:T(8,128)}), s4[8]{0}, /*index=5*/u32[]{:S(2)})"
+  ) == ["(f32[2]{0:T(8,128)})", "s4[8]{0}", "u32[]{:S(2)}"]

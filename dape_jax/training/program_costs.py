@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from dape_jax import hlo_text
-from dape_jax.hlo_text import Instruction, Program, bytes_of
+from dape_jax.hlo_text import Instruction, Program, bytes_of, elements
 
 # What moves nothing by itself.
 _FREE = frozenset(
@@ -106,18 +106,18 @@ def _moved(program: Program, instruction: Instruction, types) -> int:
   opcode = instruction.opcode
   if opcode in _FREE or opcode.endswith("-done"):
     return 0
-  if opcode in _SLICES:
-    return 2 * bytes_of(instruction.type)
   operands = dict.fromkeys(instruction.operands)
+  if opcode in _SLICES:
+    # Of an asynchronous one the type is (operand, result, ...).
+    result = elements(instruction.type)[opcode.endswith("-start")]
+    whole = bytes_of(types.get(instruction.operands[0], ""))
+    return min(whole, bytes_of(result, anywhere=True)) + bytes_of(result)
   if opcode == "dynamic-update-slice":
     return 2 * bytes_of(types.get(instruction.operands[1], ""))
   if opcode == "scatter":
     return 2 * bytes_of(types.get(instruction.operands[2], ""))
   if opcode.endswith("-start"):
-    return (
-        sum(bytes_of(types.get(o, "")) for o in operands)
-        + bytes_of(instruction.type.split("), ")[0]) // 2
-    )
+    return bytes_of(instruction.type)  # Operand and result.
   if opcode == "fusion":
     inside = program.computations.get(instruction.attribute("calls"), ())
     return _moved_by_fusion(inside, instruction, types)
@@ -144,7 +144,7 @@ def _moved_by_fusion(inside, fusion: Instruction, types) -> int:
     for user in users[parameter.name]:
       is_first = user.operands[:1] == (parameter.name,)
       if user.opcode in _SLICES and is_first:
-        parts += bytes_of(user.type)
+        parts += bytes_of(user.type, anywhere=True)
       elif not (user.opcode == "dynamic-update-slice" and is_first):
         parts = whole
         break
@@ -169,11 +169,10 @@ def _collectives(program: Program, instruction: Instruction):
     if kind not in _SENT or i.opcode.endswith("-done"):
       continue
     channel = re.search(r"channel_id=(\d+)", i.line)
-    # VMEM or not, it is sent.
-    type_ = re.sub(r"S\(\d+\)", "", i.type)
-    amount = bytes_of(type_)
-    if i.opcode.endswith("-start") and i.type.startswith("("):
-      amount //= 2  # Operand and result.
+    parts = elements(i.type)
+    # Of an asynchronous one the type is (operand, result, ...).
+    result = parts[1] if i.opcode.endswith("-start") and parts[1:] else i.type
+    amount = bytes_of(result, anywhere=True)
     size = _group_size(i.line)
     if kind == "reduce-scatter":
       amount *= size

@@ -12,6 +12,7 @@ from attention_cases import (
     assert_close,
     documents,
     outputs_and_gradients,
+    packed,
     plain,
 )
 
@@ -38,26 +39,10 @@ def small_tiles(monkeypatch):
   monkeypatch.setattr(tiling, "CPU_BLOCKS_OF_FOUR", (8, 8))
 
 
-def packed():
-  """Documents that begin and end within the parts of the devices."""
-  rows = [documents(37, 1, 42, padding=16), documents(96)]
-  ids, positions = (np.int32(x) for x in zip(*rows))
-  return plain(
-      2,
-      4,
-      8,
-      96,
-      kv_heads=2,
-      q_positions=positions,
-      kv_positions=positions,
-      q_segment_ids=ids,
-      kv_segment_ids=ids,
-  )
-
-
 CASES = {
     "plain": plain(4, 2, 8, 96),
-    "packed": packed(),
+    # Documents begin and end within the parts of the devices.
+    "packed": packed(documents(37, 1, 42, padding=16), documents(96)),
     "window": plain(2, 2, 8, 48, window=7),
     "both_directions": plain(2, 2, 8, 40, causal=False),
 }

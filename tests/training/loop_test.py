@@ -105,17 +105,18 @@ def test_sigterm_saves_and_the_run_goes_on(
   assert read_results(tmp_path) == read_results(whole)
 
 
-def _truncate(step):
-  for file in (step / "params").rglob("*"):
-    if file.is_file():
-      content = file.read_bytes()
-      file.write_bytes(content[: len(content) // 2])
+def _truncate(file):
+  content = file.read_bytes()
+  file.write_bytes(content[: len(content) // 2])
 
 
+@pytest.mark.parametrize("damage", [_truncate, pathlib.Path.unlink])
 def test_a_damaged_checkpoint_is_told_and_skipped_if_asked(
-    make_config, whole, finished, read_results, capsys
+    make_config, whole, finished, read_results, capsys, damage
 ):
-  _truncate(finished / "checkpoints" / "40")
+  params = finished / "checkpoints" / "40" / "params"
+  for file in [file for file in params.rglob("*") if file.is_file()]:
+    damage(file)
   with pytest.raises(ConfigError, match=r"checkpoints/40 is dam.*skip_damaged"):
     loop.train(make_config(), finished)
   # Another config is no damage.

@@ -60,3 +60,32 @@ def test_a_loop_over_data_counts_once_and_is_told():
   costs = program_costs(unknown)
   assert costs.has_unknown_loops
   assert costs.sent["all-gather"] == 112
+
+
+def test_copies_between_memories_count_what_is_in_main_memory():
+  costs = program_costs("""
+ENTRY %main (x: f32[10,4]) -> f32[2,4] {
+  %x = f32[10,4]{1,0} parameter(0)
+  %c = (f32[10,4]{1,0}, f32[10,4]{1,0:S(1)}, u32[]{:S(2)}) copy-start(%x)
+  %d = f32[10,4]{1,0:S(1)} copy-done(%c)
+  %s = ((f32[10,4]{1,0}), f32[2,4]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%x), slice={[0:2], [0:4]}
+  %e = f32[2,4]{1,0:S(1)} slice-done(%s)
+  %v = f32[1,4]{1,0:S(1)} slice(%d), slice={[0:1], [0:4]}
+  ROOT %r = f32[2,4]{1,0} add(%e, %e)
+}
+""")
+  # The whole of x to VMEM, two rows of it to VMEM, and two rows written.
+  assert costs.memory == 160 + 32 + 32
+
+
+def test_asynchronous_collectives_send_their_result():
+  costs = program_costs("""
+ENTRY %main (x: f32[10]) -> f32[10] {
+  %x = f32[10]{0} parameter(0)
+  %s = (f32[10]{0}, f32[40]{0:S(1)}) all-gather-start(%x), channel_id=1, replica_groups=[2,4]<=[8], dimensions={0}
+  %g = f32[40]{0:S(1)} all-gather-done(%s)
+  %p = (f32[10]{0}, f32[10]{0}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%x), channel_id=2, source_target_pairs={{0,1},{1,0}}
+  ROOT %q = f32[10]{0} collective-permute-done(%p)
+}
+""")
+  assert costs.sent == {"all-gather": 120, "collective-permute": 40}

@@ -3,9 +3,11 @@
 import abc
 import functools
 import hashlib
+import importlib
 import pathlib
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -127,6 +129,20 @@ class Tokenizer(abc.ABC):
           f" {ids.max()}. Ids above are rows that only pad the vocabulary."
       )
     return ids
+
+
+def package(name: str) -> Any:
+  """Returns an optional package.
+
+  Raises:
+    ConfigError: it is not installed.
+  """
+  try:
+    return importlib.import_module(name)
+  except ImportError as error:
+    raise ConfigError(
+        f"needs the package {name}: pip install 'dape_jax[tokenizers]'."
+    ) from error
 
 
 def strings(texts: Sequence[bytes]) -> list[str]:

@@ -8,7 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from dape_jax.data.tokenizers.base import Tokenizer, strings, warn_if_lossy
+from dape_jax.data.tokenizers.base import (
+    Tokenizer,
+    package,
+    strings,
+    warn_if_lossy,
+)
 from dape_jax.errors import ConfigError
 
 # The file does not say which of its special tokens ends a document.
@@ -125,12 +130,7 @@ def read(path: pathlib.Path) -> Tokenizer:
   Raises:
     ConfigError: see `make_tokenizer`.
   """
-  try:
-    import tokenizers
-  except ImportError as error:
-    raise ConfigError(
-        "needs the package tokenizers: pip install 'dape_jax[tokenizers]'."
-    ) from error
+  tokenizers = package("tokenizers")
   if path.name == "encoder.json":
     return _read_gpt2(path, tokenizers)
   try:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dape_jax.data.tokenizers.base import Tokenizer, strings
+from dape_jax.data.tokenizers.base import Tokenizer, package, strings
 from dape_jax.errors import ConfigError, did_you_mean
 
 
@@ -93,12 +93,7 @@ def read(path: pathlib.Path) -> Tokenizer:
         f"the name must end with that of its pattern, as in my_gpt2.tiktoken."
         f"{did_you_mean(path.stem, _PATTERNS)}"
     )
-  try:
-    import tiktoken
-  except ImportError as error:
-    raise ConfigError(
-        "needs the package tiktoken: pip install 'dape_jax[tokenizers]'."
-    ) from error
+  tiktoken = package("tiktoken")
   ranks = _read_ranks(path)
   pattern = _PATTERNS[name]
   used = set(ranks.values())

@@ -6,7 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from dape_jax.data.tokenizers.base import Tokenizer, strings, warn_if_lossy
+from dape_jax.data.tokenizers.base import (
+    Tokenizer,
+    package,
+    strings,
+    warn_if_lossy,
+)
 from dape_jax.errors import ConfigError
 
 
@@ -64,12 +69,7 @@ def read(path: pathlib.Path) -> Tokenizer:
   Raises:
     ConfigError: see `make_tokenizer`.
   """
-  try:
-    import sentencepiece
-  except ImportError as error:
-    raise ConfigError(
-        "needs the package sentencepiece: pip install 'dape_jax[tokenizers]'."
-    ) from error
+  sentencepiece = package("sentencepiece")
   try:
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
   except Exception as error:  # The package raises RuntimeError and OSError.
