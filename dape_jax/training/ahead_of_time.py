@@ -1,5 +1,6 @@
 """The programs of a config, compiled for chips that need not be there."""
 
+import dataclasses
 import math
 import re
 from typing import Any
@@ -185,6 +186,53 @@ def compile_for(
       "has_unknown_loops": costs.has_unknown_loops,
       "kernel": "tpu_custom_call" in text,
   }
+
+
+def compile_largest_batch(
+    config: ExperimentConfig, topology: str
+) -> dict[str, Any]:
+  """Returns what `compile_for` says of the largest batch that fits.
+
+  Tried are config.train.batch_size times powers of two, each compiled.
+
+  Args:
+    config: as for `compile_for`.
+    topology: as for `compile_for`.
+
+  Returns:
+    The report, with the peak of twice the batch (bytes) as twice_peak; or, if
+    none fits, the report of the smallest that the mesh can split, without it.
+
+  Raises:
+    ConfigError: as `compile_for`.
+  """
+  reports = {}
+
+  def compile_rows(rows: int) -> dict[str, Any]:
+    if rows not in reports:
+      train = dataclasses.replace(config.train, batch_size=rows)
+      reports[rows] = compile_for(
+          dataclasses.replace(config, train=train), topology
+      )
+    return reports[rows]
+
+  rows = config.train.batch_size
+  report = compile_rows(rows)
+  if report["fits"]:
+    # Temporaries are nearly proportional to the rows: a guess, tried below.
+    temporaries = report["parts"]["temporaries"]
+    times = 1 + (report["limit"] - report["peak"]) / temporaries
+    rows *= 2 ** math.floor(math.log2(times))
+  mesh = partitioning.make_mesh(config.mesh, _devices(topology))
+  multiple = partitioning.batch_multiple(config, mesh)
+  while not compile_rows(rows)["fits"] and rows % (2 * multiple) == 0:
+    rows //= 2
+  while compile_rows(rows)["fits"]:
+    twice = compile_rows(2 * rows)
+    if not twice["fits"]:
+      return compile_rows(rows) | {"twice_peak": twice["peak"]}
+    rows *= 2
+  return compile_rows(rows)
 
 
 def _number(text: str) -> float:

@@ -9,7 +9,8 @@ compiler; --eval_length=131072 compiles eval.py's step for one chip instead, wit
 a cache of as many tokens. Prints, of one chip: bytes of parameters, optimizer,
 batch and temporaries, the peak and the limit; FLOPs, bytes moved, the roofline's
 time and the part of it that collectives take; and what to change if it does not
-fit. --json=FILE adds a line to a file, which --table=FILE prints as a table.
+fit. --largest_batch looks for the largest batch that fits. --json=FILE adds a line
+to a file, which --table=FILE prints as a table.
 
 Exit status: 0 it fits, 1 it does not, 2 wrong input.
 """
@@ -45,6 +46,12 @@ _EVAL_LENGTH = flags.DEFINE_integer(
     lower_bound=0,
 )
 flags.DEFINE_alias("eval-length", "eval_length")
+_LARGEST_BATCH = flags.DEFINE_bool(
+    "largest_batch",
+    False,
+    "Find the largest config.train.batch_size, times powers of two, that fits;"
+    " each is compiled.",
+)
 _JSON = flags.DEFINE_string(
     "json", None, "File to which the numbers are added, as a line of JSON."
 )
@@ -58,6 +65,10 @@ _TABLE = flags.DEFINE_string(
 def _config():
   if _CONFIG.value is None or not _TOPOLOGY.value:
     raise ConfigError("give --config and --topology, or --table.")
+  if _LARGEST_BATCH.value and _EVAL_LENGTH.value:
+    raise ConfigError(
+        "--largest_batch is for training; leave --eval_length out."
+    )
   return experiment_from_dict(_CONFIG.value.to_dict())
 
 
@@ -81,9 +92,13 @@ def main(argv: list[str]) -> None:
   config = _config()
   tpu_compiler.check_installed("--topology")
   os.environ.update(tpu_compiler.ENVIRONMENT)
-  report = ahead_of_time.compile_for(
-      config, _TOPOLOGY.value, _EVAL_LENGTH.value
-  ) | {"command": cli.command()}
+  if _LARGEST_BATCH.value:
+    report = ahead_of_time.compile_largest_batch(config, _TOPOLOGY.value)
+  else:
+    report = ahead_of_time.compile_for(
+        config, _TOPOLOGY.value, _EVAL_LENGTH.value
+    )
+  report["command"] = cli.command()
   print(aot_report.text(report))
   if _JSON.value:
     _add_line(report, _JSON.value)

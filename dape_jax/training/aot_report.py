@@ -63,6 +63,11 @@ def text(report: dict[str, Any]) -> str:
       lines.append(
           "  loops whose turns depend on data are counted once (tiles in XLA)"
       )
+  if "twice_peak" in report:
+    lines.append(
+        "  the largest batch that fits: twice the rows need"
+        f" {_gib(report['twice_peak'])}"
+    )
   if not report["fits"]:
     lines.append(f"  to make it fit: {_advice(report)}")
   return "\n".join(lines)
@@ -97,6 +102,7 @@ def table(reports: list[dict[str, Any]]) -> str:
       "peak GiB",
       "limit GiB",
       "fits",
+      "twice the rows",
       "compute ms",
       "memory ms",
       "collectives ms",
@@ -124,6 +130,9 @@ def table(reports: list[dict[str, Any]]) -> str:
             f"{report['peak'] / _GIB:.2f}",
             f"{report['limit'] / _GIB:.2f}",
             "yes" if report["fits"] else "no",
+            f"{report['twice_peak'] / _GIB:.2f}"
+            if "twice_peak" in report
+            else "",
             *times,
             kernel,
             f"`{report['command']}`",

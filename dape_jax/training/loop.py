@@ -68,7 +68,8 @@ def _load(run: Run, path: epath.Path):
 
 def _first_state(run: Run, folder: epath.Path, skip_damaged: bool):
   """Returns the state of the latest checkpoint that is whole, or a new one."""
-  for path in step_folders(folder):
+  found = step_folders(folder)
+  for path in found:
     error = None
     try:
       state = _load(run, path)
@@ -85,6 +86,8 @@ def _first_state(run: Run, folder: epath.Path, skip_damaged: bool):
     if jax.process_index() == 0:
       _say(f"moved to {set_aside(path)}; looking for the one before it")
     distributed.all_agree(True)  # Not before it has been moved.
+  if found:
+    _say(f"no checkpoint in {folder} is whole: starting anew")
   return run.new_state()
 
 

@@ -109,19 +109,25 @@ def state_sharding(state: Any, mesh: Mesh) -> Any:
   return jax.tree_util.tree_map_with_path(sharding, state)
 
 
+def batch_multiple(config: ExperimentConfig, mesh: Mesh) -> int:
+  """Returns the number of which config.train.batch_size must be a multiple."""
+  groups = math.prod(mesh.shape[axis] for axis in _BATCH_AXES)
+  return config.train.accumulation * groups
+
+
 def check_batch(config: ExperimentConfig, mesh: Mesh) -> None:
   """Checks that each microbatch splits evenly over the devices.
 
   Raises:
     ConfigError: it does not; the message gives the multiple to choose.
   """
-  groups = math.prod(mesh.shape[axis] for axis in _BATCH_AXES)
   batch_size, parts = config.train.batch_size, config.train.accumulation
-  if batch_size % (parts * groups):
+  multiple = batch_multiple(config, mesh)
+  if batch_size % multiple:
     raise ConfigError(
         f"config.train.batch_size={batch_size} does not split evenly:"
-        f" config.train.accumulation={parts} times {groups} groups of devices"
-        f" need a multiple of {parts * groups}."
+        f" config.train.accumulation={parts} times {multiple // parts} groups of"
+        f" devices need a multiple of {multiple}."
     )
 
 

@@ -7,11 +7,12 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
 import tpu_compiler
 
 from dape_jax.errors import ConfigError
-from dape_jax.training import aot_report
+from dape_jax.training import ahead_of_time, aot_report
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SMALL = (
@@ -81,6 +82,57 @@ def test_what_does_not_fit_says_by_how_much_and_status_1():
 
 
 @tpu_compiler.needed
+def test_the_largest_batch(tmp_path):
+  lines = tmp_path / "aot.jsonl"
+  done = _run(
+      "--topology=v5e:2x2",
+      "--largest_batch",
+      "--config.train.batch_size=2048",
+      "--config.data.length=8192",
+      f"--json={lines}",
+      *_SMALL[:-1],
+  )
+  assert done.returncode == 0, done.stderr
+  (report,) = aot_report.read_lines(str(lines))
+  assert report["peak"] <= report["limit"] < report["twice_peak"]
+  assert "the largest batch that fits: twice the rows need" in done.stdout
+
+
+@pytest.mark.parametrize("batch_size", [4, 32, 64, 4096])
+@pytest.mark.parametrize(
+    "fixed, per_row, largest", [(1, 1, 8), (0, 0.15, 64), (9, 1, 4), (20, 1, 0)]
+)
+def test_the_search_for_the_largest_batch(
+    make_config, monkeypatch, batch_size, fixed, per_row, largest
+):
+  tried = []
+
+  def compile_for(config, topology):
+    del topology
+    rows = config.train.batch_size
+    assert rows not in tried
+    tried.append(rows)
+    # A little more than proportional, as padding makes it.
+    temporaries = per_row * rows + (rows > 16)
+    peak = fixed + temporaries
+    return {
+        "batch_size": rows,
+        "parts": {"temporaries": temporaries},
+        "peak": peak,
+        "limit": 14,
+        "fits": peak <= 14,
+    }
+
+  monkeypatch.setattr(ahead_of_time, "compile_for", compile_for)
+  monkeypatch.setattr(ahead_of_time, "_devices", lambda _: jax.devices()[:4])
+  config = make_config({"train.batch_size": batch_size})
+  report = ahead_of_time.compile_largest_batch(config, "four")
+  assert report["fits"] == bool(largest)
+  assert report["batch_size"] == (largest or 4)
+  assert ("twice_peak" in report) == bool(largest)
+
+
+@tpu_compiler.needed
 def test_settings_that_fit_no_slice():
   for flags, message in (
       (
@@ -91,6 +143,10 @@ def test_settings_that_fit_no_slice():
       (
           ("--topology=v5e:2x2", "--config.train.batch_size=6"),
           "a multiple of 4",
+      ),
+      (
+          ("--topology=v5e:2x2", "--largest_batch", "--eval_length=512"),
+          "--largest_batch is for training",
       ),
       ((), "give --config and --topology"),
   ):

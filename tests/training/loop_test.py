@@ -130,6 +130,19 @@ def test_a_damaged_checkpoint_is_told_and_skipped_if_asked(
   assert read_results(finished) == read_results(whole)
 
 
+def test_a_run_without_a_whole_checkpoint_says_that_it_starts_anew(
+    make_config, tmp_path, read_results, capsys
+):
+  config = make_config({"train.steps": 2, "train.eval_every": 0})
+  loop.train(config, tmp_path)
+  assert "starting anew" not in capsys.readouterr().err
+  results = read_results(tmp_path)
+  shutil.rmtree(tmp_path / "checkpoints" / "2" / "params")
+  loop.train(config, tmp_path, skip_damaged=True)
+  assert "is whole: starting anew" in capsys.readouterr().err
+  assert read_results(tmp_path) == results
+
+
 def test_a_run_whose_last_state_is_lost_says_so(
     make_config, monkeypatch, tmp_path
 ):
