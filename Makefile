@@ -2,6 +2,7 @@
 # make test: lint and run the tests. Both make their own .venv from $(PYTHON).
 # make length-tasks, make code-lm: comparisons of encodings, hours each, into
 # docs/results; the same command goes on where it stopped.
+# make aot: what the TPU compiler says of configs/lm.py, hours, goes on likewise.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +15,7 @@ ALL_ENCODINGS := nope rope alibi kerple_log fire fox dape_alibi dape_kerple_log 
   dape_fire dape_v2_kerple_log dape_static_kerple_log
 SEEDS := 0 1 2
 
-.PHONY: demo test lint clean length-tasks code-lm
+.PHONY: demo test lint clean length-tasks code-lm aot
 
 demo: $(VENV)/.ready
 	@set -e; for encoding in $(ENCODINGS); do \
@@ -51,6 +52,23 @@ code-lm: $(VENV)/.ready
 	  $(ALL_ENCODINGS),$(foreach seed,$(SEEDS),runs/code_lm/$(encoding)/seed$(seed)))
 	mkdir -p docs/results/code_lm
 	cd runs/code_lm/comparison && cp *.json *.md *.png $(CURDIR)/docs/results/code_lm
+
+AOT_LINES := docs/results/aot/lines.jsonl
+# Exit status 3 says that it does not fit, which is an answer too.
+aot: AOT := PYTHONPATH=$(VENV)/libtpu $(BIN)/python -m dape_jax.training.aot
+aot: $(VENV)/.ready-test
+	@set -e; mkdir -p $(dir $(AOT_LINES)); \
+	compile() { $(AOT) --json=$(AOT_LINES) "$$@" || test $$? -eq 3; }; \
+	for size in 125m 350m 1.3b 2.7b 6.7b; do \
+	  for encoding in rope dape_kerple_log dape_v2_kerple_log; do \
+	    config=configs/lm.py:size=$$size,encoding=$$encoding; \
+	    for slice in v5e:4x8 v5p:2x4x4 v6e:4x8; do \
+	      compile --config=$$config --topology=$$slice --largest_batch; \
+	    done; \
+	    compile --config=$$config --topology=v5e:2x2 --eval_length=131072; \
+	  done; \
+	done
+	$(AOT) --table=$(AOT_LINES) > $(dir $(AOT_LINES))table.md
 
 test: lint
 	$(BIN)/python -m pytest -n auto

@@ -10,9 +10,10 @@ a cache of as many tokens. Prints, of one chip: bytes of parameters, optimizer,
 batch and temporaries, the peak and the limit; FLOPs, bytes moved, the roofline's
 time and the part of it that collectives take; and what to change if it does not
 fit. --largest_batch looks for the largest batch that fits. --json=FILE adds a line
-to a file, which --table=FILE prints as a table.
+to a file, which --table=FILE prints as a table; the same command again takes its
+numbers from there.
 
-Exit status: 0 it fits, 1 it does not, 2 wrong input.
+Exit status: 0 it fits, 3 it does not, 2 wrong input.
 """
 
 import json
@@ -27,6 +28,7 @@ from ml_collections import config_flags
 from dape_jax import cli, tpu_compiler
 from dape_jax.config_dict import experiment_from_dict
 from dape_jax.errors import ConfigError
+from dape_jax.training import aot_report
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config",
@@ -72,24 +74,25 @@ def _config():
   return experiment_from_dict(_CONFIG.value.to_dict())
 
 
-def _add_line(report: dict[str, Any], file: str) -> None:
+def _open(file: str):
   try:
-    with pathlib.Path(file).open("a") as stream:
-      stream.write(json.dumps(report) + "\n")
+    return pathlib.Path(file).open("a")
   except OSError as e:
     raise ConfigError(f"--json={file} cannot be written ({e.strerror}).") from e
 
 
-def main(argv: list[str]) -> None:
-  if argv[1:]:
-    raise ConfigError(f"{argv[1]!r} is not a flag; write --{argv[1]}")
-  # Imported late: they start JAX, and a wrong flag is told at once.
-  from dape_jax.training import ahead_of_time, aot_report  # pylint: disable=g-import-not-at-top
+def _report(config) -> dict[str, Any]:
+  """Returns what the compiler says, or has said to the same command."""
+  # Imported late: it starts JAX, and a wrong flag is told at once.
+  from dape_jax.training import ahead_of_time  # pylint: disable=g-import-not-at-top
 
-  if _TABLE.value:
-    print(aot_report.table(aot_report.read_lines(_TABLE.value)))
-    return
-  config = _config()
+  command = cli.command()
+  if _JSON.value:
+    with _open(_JSON.value):  # Told before the minutes of compiling.
+      pass
+    for report in aot_report.read_lines(_JSON.value, "--json"):
+      if report["command"] == command:
+        return report
   tpu_compiler.check_installed("--topology")
   os.environ.update(tpu_compiler.ENVIRONMENT)
   if _LARGEST_BATCH.value:
@@ -98,12 +101,23 @@ def main(argv: list[str]) -> None:
     report = ahead_of_time.compile_for(
         config, _TOPOLOGY.value, _EVAL_LENGTH.value
     )
-  report["command"] = cli.command()
-  print(aot_report.text(report))
+  report["command"] = command
   if _JSON.value:
-    _add_line(report, _JSON.value)
+    with _open(_JSON.value) as stream:
+      stream.write(json.dumps(report) + "\n")
+  return report
+
+
+def main(argv: list[str]) -> None:
+  if argv[1:]:
+    raise ConfigError(f"{argv[1]!r} is not a flag; write --{argv[1]}")
+  if _TABLE.value:
+    print(aot_report.table(aot_report.read_lines(_TABLE.value, "--table")))
+    return
+  report = _report(_config())
+  print(aot_report.text(report))
   if not report["fits"]:
-    sys.exit(1)
+    sys.exit(3)
 
 
 if __name__ == "__main__":

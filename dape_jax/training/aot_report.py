@@ -73,19 +73,24 @@ def text(report: dict[str, Any]) -> str:
   return "\n".join(lines)
 
 
-def read_lines(file: str) -> list[dict[str, Any]]:
-  """Returns the reports of a file of --json; of equal commands the last.
+def read_lines(file: str, flag: str) -> list[dict[str, Any]]:
+  """Returns the reports of a file of --json.
 
   Raises:
-    ConfigError: it cannot be read, or has other lines.
+    ConfigError: it cannot be read, or has other lines; the message begins with the
+      flag that names the file.
   """
   try:
-    lines = pathlib.Path(file).read_text().splitlines()
-    reports = [json.loads(line) for line in lines]
-    return list({report["command"]: report for report in reports}.values())
+    reports = [
+        json.loads(line) for line in pathlib.Path(file).read_text().splitlines()
+    ]
+    for report in reports:
+      if missing := {"command", "parts", "peak"}.difference(report):
+        raise ValueError(f"a line lacks {', '.join(sorted(missing))}")
+    return reports
   except (OSError, ValueError, KeyError, TypeError) as e:
     raise ConfigError(
-        f"--table={file} is no file that --json has written ({e})."
+        f"{flag}={file} is no file that --json has written ({e})."
     ) from e
 
 

@@ -46,7 +46,7 @@ def _run(*flags, compiler=True):
 @tpu_compiler.needed
 def test_a_step_on_a_slice_with_fsdp_and_context(tmp_path):
   lines = tmp_path / "aot.jsonl"
-  done = _run(
+  flags = (
       "--topology=v5e:2x4",
       "--config.mesh.fsdp=4",
       "--config.mesh.context=2",
@@ -54,9 +54,10 @@ def test_a_step_on_a_slice_with_fsdp_and_context(tmp_path):
       f"--json={lines}",
       *_SMALL,
   )
+  done = _run(*flags)
   assert done.returncode == 0, done.stderr
   assert "v5e:2x4 (8 chips), dape_kerple_log, 2 layers" in done.stdout
-  (report,) = aot_report.read_lines(str(lines))
+  (report,) = aot_report.read_lines(str(lines), "--json")
   assert report["fits"] and report["kernel"]
   # Queries of a row lie on two chips, and gather its keys.
   assert report["sent"]["all-gather"] > 0
@@ -66,17 +67,21 @@ def test_a_step_on_a_slice_with_fsdp_and_context(tmp_path):
   assert numbers < report["parts"]["parameters"] < numbers * 1.1
   assert report["parts"]["optimizer"] > 1.9 * report["parts"]["parameters"]
   assert "| train | v5e:2x4 | 2 x 256 | dape" in aot_report.table([report])
+  # The same command reads what it wrote, without a compiler.
+  again = _run(*flags, compiler=False)
+  assert again.stdout == done.stdout
+  assert len(lines.read_text().splitlines()) == 1
 
 
 @tpu_compiler.needed
-def test_what_does_not_fit_says_by_how_much_and_status_1():
+def test_what_does_not_fit_says_by_how_much_and_status_3():
   done = _run(
       "--topology=v5e:2x2",
       "--config.train.batch_size=4096",
       "--config.data.length=8192",
       *_SMALL[:-1],
   )
-  assert done.returncode == 1, done.stderr
+  assert done.returncode == 3, done.stderr
   assert "DOES NOT FIT, by" in done.stdout
   assert "to make it fit: a smaller config.train.batch_size" in done.stdout
 
@@ -93,7 +98,7 @@ def test_the_largest_batch(tmp_path):
       *_SMALL[:-1],
   )
   assert done.returncode == 0, done.stderr
-  (report,) = aot_report.read_lines(str(lines))
+  (report,) = aot_report.read_lines(str(lines), "--json")
   assert report["peak"] <= report["limit"] < report["twice_peak"]
   assert "the largest batch that fits: twice the rows need" in done.stdout
 
@@ -170,4 +175,4 @@ def test_a_file_that_is_no_table(tmp_path):
   file.write_text(json.dumps({"peak": 1}))
   for path in (file, tmp_path / "missing"):
     with pytest.raises(ConfigError, match="--table="):
-      aot_report.read_lines(str(path))
+      aot_report.read_lines(str(path), "--table")
