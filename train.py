@@ -25,7 +25,8 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config",
     None,
     "File that defines get_config(); --config.SECTION.SETTING=VALUE changes one"
-    " setting (dape_jax/config.py and model_config.py list them all).",
+    " setting (see dape_jax/config.py,"
+    " model_config.py, data_config.py and mesh_config.py).",
     lock_config=True,
 )
 _WORKDIR = flags.DEFINE_string(
@@ -104,6 +105,13 @@ def main(argv: list[str]) -> None:
     )
   except loop.FailedRunError as e:
     sys.exit(f"train.py: error: {e}")
+  except KeyboardInterrupt:
+    print(
+        "train.py: the same command goes on from the last checkpoint, if there is"
+        " one; kill -TERM saves before it ends.",
+        file=sys.stderr,
+    )
+    raise
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@
 
 Arguments behind the colon: size (125m, 350m, 1.3b, 2.7b, 6.7b), encoding, length
 (the papers have 128, 512, 1024 and 2048) and recipe, the optimizer and batch of a
-paper: dape, kerple or fire. config.data.source is a folder that `python -m
-dape_jax.data.prepare` has made, in the papers of GPT-2's tokens.
+paper: dape, kerple or fire. config.data.source must be given: a folder that `python
+-m dape_jax.data.prepare` has made, in the papers of GPT-2's tokens (--tokenizer=
+tokenizer.json of the Hugging Face model openai-community/gpt2).
 
 The mesh splits the state over as many chips as the size needs (fsdp in _SIZES) and
 the batch over all there are, so that the same line trains on any larger slice.
@@ -14,7 +15,7 @@ What fits where, `python -m dape_jax.training.aot` says without a TPU;
 docs/results/aot.md has a table.
 
 Hardware and time: 50,000 steps of at least fsdp chips of a TPU v5p, or more of v5e
-and v6e. On a CPU, to look at it: --config.train.steps=2
+and v6e. On a CPU, to look at it: --config.data.source=code --config.train.steps=2
 --config.optimizer.warmup_steps=1 --config.train.batch_size=2.
 """
 
@@ -84,8 +85,9 @@ def get_config(arguments: str = "") -> ml_collections.ConfigDict:
           dtype="bfloat16",
           remat="full",
       ),
-      # As in the papers: windows through the stream, nothing at the borders.
-      data=dict(length=length, packing="plain"),
+      # As in the papers: windows through the stream, nothing at the borders. There
+      # is no source to begin with: the built-in ones are far too small.
+      data=dict(source="", length=length, packing="plain"),
       optimizer=dict(
           learning_rate=learning_rate,
           final_learning_rate=recipe["final"] * learning_rate,

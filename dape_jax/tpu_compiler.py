@@ -5,9 +5,11 @@ import re
 
 from dape_jax.errors import ConfigError
 
-# libtpu reads these when it is loaded: it asks no metadata server, and several
-# processes may compile at once.
+# libtpu reads these when it is loaded: it asks no metadata server, does not warn that
+# it knows no chip of its own (which, does not matter: topologies are named), and
+# several processes may compile at once.
 ENVIRONMENT = {
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",

@@ -13,6 +13,7 @@ from dape_jax.attention.cache import (
     empty_cache,
     grow_cache,
     last_slot,
+    slots_of_layer,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "grow_cache",
     "last_slot",
     "num_visible_keys",
+    "slots_of_layer",
 ]

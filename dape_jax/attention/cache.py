@@ -13,7 +13,9 @@ class Cache:
   whatever they hold.
 
   Attributes:
-    keys, values: [num_layers, B, S, K, H], keys already rotated.
+    keys, values: [num_layers, B, S, K * H], keys already rotated. Heads lie side
+      by side: a TPU pads the last axis to a multiple of 128, and heads of 64 would
+      take twice the memory.
     positions: [B, S] int32.
     segment_ids: [B, S] int32.
     filled: int32 scalar, slots in use.
@@ -45,7 +47,7 @@ def empty_cache(
 
   `key_features` is `PositionalEncoding.key_features`.
   """
-  shape = (num_layers, batch_size, capacity, num_kv_heads, head_dim)
+  shape = (num_layers, batch_size, capacity, num_kv_heads * head_dim)
   slots = (batch_size, capacity)
   return Cache(
       keys=jnp.zeros(shape, dtype),
@@ -137,14 +139,29 @@ def overfilled(cache: Cache) -> jax.Array:
 
 
 def append_to_slots(
-    slots: jax.Array, new: jax.Array, filled: jax.Array
+    slots: jax.Array, layer: jax.Array | int, new: jax.Array, filled: jax.Array
 ) -> jax.Array:
-  """Returns one layer's slots [B, S, ...] with T new entries [B, T, ...].
+  """Returns the slots of all layers with T new entries of one.
 
-  The last of them is put at `filled - 1`.
+  In a loop over layers that hands the slots on, they are written in place: nothing
+  of the cache is copied.
+
+  Args:
+    slots: [num_layers, B, S, F].
+    layer: whose entries they are.
+    new: [B, T, ...], of F numbers a token; the last of them is put at
+      `filled - 1`.
+    filled: slots in use, the new ones included.
   """
-  start = (0, filled - new.shape[1]) + (0,) * (slots.ndim - 2)
-  return jax.lax.dynamic_update_slice(slots, new.astype(slots.dtype), start)
+  new = new.reshape(1, *new.shape[:2], -1).astype(slots.dtype)
+  start = (layer, 0, filled - new.shape[2], 0)
+  return jax.lax.dynamic_update_slice(slots, new, start)
+
+
+def slots_of_layer(slots: jax.Array, layer: jax.Array | int) -> jax.Array:
+  """Returns one layer's [B, S, F] of the slots [num_layers, B, S, F]."""
+  own = jax.lax.dynamic_index_in_dim(slots, layer, keepdims=False)
+  return jax.lax.optimization_barrier(own)
 
 
 def last_slot(slots: jax.Array, filled: jax.Array, num_new: int) -> jax.Array:

@@ -132,7 +132,8 @@ def open_folder(folder: str | os.PathLike[str]) -> Corpus:
             "not finished: give the command that prepares it again."
             if unfinished
             else "no prepared folder: python -m dape_jax.data.prepare"
-            " --output=FOLDER makes one."
+            " --output=FOLDER --train=FILES makes one; for eval.py --source=FOLDER"
+            " says where it is now."
         )
     )
   manifest = manifest_lib.read_manifest(folder)

@@ -17,6 +17,12 @@ def source_names(source: str) -> tuple[str, ...]:
     ConfigError: one is neither a built-in corpus nor a path, or is there twice.
   """
   names = tuple(name.strip() for name in source.split(","))
+  if not source:
+    raise ConfigError(
+        "config.data.source is not set: name a folder that `python -m"
+        " dape_jax.data.prepare` has made, or a built-in corpus"
+        f" ({', '.join(SOURCES)})."
+    )
   for name in names:
     if name not in SOURCES and "/" not in name:
       raise ConfigError(
@@ -27,6 +33,13 @@ def source_names(source: str) -> tuple[str, ...]:
     if names.count(name) > 1:
       raise ConfigError(f"config.data.source: {name!r} is there twice.")
   return names
+
+
+def _open_source(name: str) -> Corpus:
+  try:
+    return open_folder(name)
+  except ConfigError as e:
+    raise ConfigError(f"config.data.source={name}: {e}") from e
 
 
 def load_corpora(
@@ -54,7 +67,7 @@ def load_corpora(
       package missing, data_dir not writable, or the prepared data damaged.
   """
   names = source_names(source)
-  folders = {name: open_folder(name) for name in names if name not in SOURCES}
+  folders = {n: _open_source(n) for n in names if n not in SOURCES}
   made = None
   if tokenizer:
     made = make_tokenizer(tokenizer)
@@ -65,7 +78,8 @@ def load_corpora(
       raise ConfigError(
           f"config.data.source={name} was prepared with another tokenizer"
           f" ({corpus.tokenizer.name}) than {made.location}: prepare it with"
-          " that one, or leave config.data.tokenizer out if that is it."
+          " that one"
+          + (", or leave config.data.tokenizer out." if tokenizer else ".")
       )
   location = made.location if made else ByteTokenizer.name
   return [
@@ -104,7 +118,7 @@ def load_tokenizer(
   if tokenizer or not folders:
     made = make_tokenizer(tokenizer or ByteTokenizer.name)
   else:
-    made = open_folder(folders[0]).tokenizer
+    made = _open_source(folders[0]).tokenizer
   for fingerprint in fingerprints:
     if not manifest_lib.is_of_tokenizer(fingerprint, made.sha256):
       raise ConfigError(

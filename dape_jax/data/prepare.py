@@ -103,11 +103,30 @@ def _held_out(splits: dict[str, list]) -> dict[str, float]:
       raise ConfigError(
           f"--{fraction.name} is of a split that is not given, and {split} is."
       )
+    if split not in splits and not fraction.value:
+      raise ConfigError(
+          f"--{fraction.name}=0 would leave nothing for {split}: give more, or"
+          f" --{split}=FILES."
+      )
   return {
       split: fraction.value
       for split, fraction in _FRACTIONS.items()
       if split not in splits
   }
+
+
+def _warn_of_few(files: list, held_out: dict[str, float]) -> None:
+  """Says what may come out after all is read, where it is known before."""
+  if not all(file.name.endswith(".txt") for file in files):
+    return
+  for split, fraction in held_out.items():
+    if len(files) * fraction < 3:
+      print(
+          f"warning: of {len(files)} documents (a .txt file is one) perhaps none is"
+          f" held out for {split}: give --{split}=FILES, or a larger"
+          f" --{split}_fraction.",
+          file=sys.stderr,
+      )
 
 
 def _verify(folder: pathlib.Path) -> None:
@@ -125,7 +144,10 @@ def _verify(folder: pathlib.Path) -> None:
 
 def main(argv: list[str]) -> None:
   if argv[1:]:
-    raise ConfigError(f"{argv[1]!r} is not a flag; write --{argv[1]}")
+    raise ConfigError(
+        f"{argv[1]!r} is left over: put commas between files, and quotes around a"
+        " glob (--train='books/*.jsonl'); flags begin with --."
+    )
   if not _OUTPUT.value:
     raise ConfigError("give the folder: --output=DIR.")
   if "," in _OUTPUT.value:
@@ -135,11 +157,13 @@ def main(argv: list[str]) -> None:
     _verify(folder)
     return
   sources = _sources()
+  held_out = _held_out(sources)
+  _warn_of_few(sources["train"], held_out)
   job = prepare_job.Job(
       folder=folder,
       tokenizer=make_tokenizer(_TOKENIZER.value, field="--tokenizer"),
       sources=sources,
-      held_out=_held_out(sources),
+      held_out=held_out,
       on_error=_ON_ERROR.value,
   )
   finished = (folder / manifest_lib.MANIFEST).exists()

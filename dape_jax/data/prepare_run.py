@@ -83,7 +83,8 @@ def run(job: Job) -> dict[str, Any]:
       # Another process may have finished in the meantime.
       if manifest := _finished(folder, plan):
         return manifest
-      if (work / "plan.json").exists():
+      # Before there is a journal nothing was written that would be kept.
+      if (work / "plan.json").exists() and (work / "journal.json").exists():
         old = json.loads((work / "plan.json").read_text("utf-8"))
         check_plan(folder, old, plan)
       else:
@@ -167,9 +168,9 @@ class _Run:
     if record.problem:
       if job.on_error != "skip":
         raise ConfigError(
-            f"{source.where(record.number)}: {record.problem}. The same command"
-            " with --on_error=skip goes on, leaves such documents out and counts"
-            " them; or mend it, and prepare another folder."
+            f"{source.where(record.number)}: {record.problem}. Mend it, and"
+            " prepare another folder; or the same command with --on_error=skip"
+            " goes on, leaves such documents out and counts them."
         )
       counts[2] += 1
     elif not record.text:

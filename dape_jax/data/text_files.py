@@ -12,9 +12,10 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
-from dape_jax.errors import ConfigError, did_you_mean
+from dape_jax.errors import ConfigError
 
 _ROWS = 256  # of a parquet file, decoded at a time
+_ZSTD_BUFFER = 1 << 16
 
 
 class Record(NamedTuple):
@@ -56,9 +57,12 @@ class TextFile:
     self._path, self._field = path, text_field
 
   def identity(self) -> dict[str, Any]:
-    """Returns what changes when the file does, of what JSON has."""
+    """Returns what changes when the texts do, of what JSON has."""
     modified = self._path.stat().st_mtime_ns
-    return {"name": self.name, "bytes": self.size, "modified_ns": modified}
+    values = {"name": self.name, "bytes": self.size, "modified_ns": modified}
+    if not self.name.endswith(".txt"):
+      values["text_field"] = self._field
+    return values
 
   def records(self, skip: int) -> Iterator[Record]:
     """Yields the records behind the first `skip`; ends with what is damaged."""
@@ -88,11 +92,17 @@ def _checked(text: Any, field: str, names: Sequence[str]) -> tuple[bytes, str]:
   if not isinstance(text, str):
     if field in names:
       return b"", f"the field {field!r} is {type(text).__name__}, not a text"
-    return b"", f"no field {field!r}; --text_field.{did_you_mean(field, names)}"
+    return b"", _no_field("field", field, names)
   try:
     return text.encode(), ""
   except UnicodeEncodeError:
     return b"", "half of a surrogate pair, which has no UTF-8"
+
+
+def _no_field(kind: str, field: str, names: Sequence[str]) -> str:
+  """Returns the problem of text without the field or column."""
+  there = ", ".join(sorted(names)) or "none"
+  return f"no {kind} {field!r}: give --text_field, of {there}"
 
 
 def _read_txt(path: pathlib.Path, field: str, skip: int) -> Iterator[Record]:
@@ -121,9 +131,10 @@ def _open_gzip(stream: BinaryIO) -> BinaryIO:
 def _open_zstd(stream: BinaryIO) -> BinaryIO:
   import pyarrow
 
-  # It tells of a file that is cut off; zstandard's stream_reader does not.
+  # It tells of a file that is cut off; zstandard's stream_reader does not. What
+  # the buffer has not filled up when it does is lost, so it is not larger.
   raw = pyarrow.CompressedInputStream(stream, "zstd")
-  return io.BufferedReader(raw, 1 << 20)
+  return io.BufferedReader(raw, _ZSTD_BUFFER)
 
 
 def _jsonl_reader(
@@ -158,10 +169,7 @@ def _read_parquet(
     with parquet.ParquetFile(path, **settings) as file:
       names = file.schema_arrow.names
       if field not in names:
-        problem = (
-            f"no column {field!r}; --text_field.{did_you_mean(field, names)}"
-        )
-        yield Record(0, b"", problem, 0)
+        yield Record(0, b"", _no_field("column", field, names), 0)
         return
       for group in range(file.num_row_groups):
         rows = file.metadata.row_group(group).num_rows

@@ -36,8 +36,13 @@ class TfdsSplit:
     self._builder, self._split, self._field = builder, split, text_field
 
   def identity(self) -> dict[str, Any]:
-    """Returns what changes when the split does, of what JSON has."""
-    return {"name": self.name, "examples": self.size, "bytes": self._bytes}
+    """Returns what changes when the texts do, of what JSON has."""
+    return {
+        "name": self.name,
+        "examples": self.size,
+        "bytes": self._bytes,
+        "text_field": self._field,
+    }
 
   def records(self, skip: int) -> Iterator[Record]:
     """Yields the records behind the first `skip`; ends with what is damaged."""

@@ -120,10 +120,7 @@ class CorpusWriter:
     """
     for name, split in self.splits.items():
       if not split.documents:
-        raise ConfigError(
-            f"There is no document in the {name} split: give --{name}=FILES, or"
-            f" a larger --{name}_fraction, and another --output."
-        )
+        raise ConfigError(self._nothing_in(name, sources))
     names = [file for split in self.splits.values() for file in split.finish()]
     splits = {name: split.state() for name, split in self.splits.items()}
     names += self._copy_tokenizer()
@@ -150,6 +147,28 @@ class CorpusWriter:
     }
     manifest_lib.write_json(self._folder / manifest_lib.MANIFEST, manifest)
     shutil.rmtree(self._work)
+
+  def _nothing_in(self, name: str, sources: Sequence[Mapping[str, Any]]) -> str:
+    """Returns why a split has no documents, and what to do."""
+    total = sum(split.documents for split in self.splits.values())
+    skipped = sum(source["skipped"] for source in sources)
+    if not total and skipped:
+      return (
+          f"All {skipped:,} documents were damaged. Without --on_error=skip, and"
+          " with another --output, the first of them says how."
+      )
+    if not total:
+      return "There is no text in the files."
+    if name == "train":
+      return (
+          f"All {total:,} documents were held out and none is left to train: give"
+          " --validation=FILES and --test=FILES, and another --output."
+      )
+    return (
+        f"None of the {total:,} documents was held out for {name}, and none is"
+        f" divided between splits: give --{name}=FILES, or a larger"
+        f" --{name}_fraction, and another --output."
+    )
 
   def _copy_tokenizer(self) -> list[str]:
     folder = self._folder / "tokenizer"

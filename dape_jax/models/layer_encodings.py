@@ -47,13 +47,14 @@ def make_encoding(
   """
   valid = {n: encodings.options(n) for n in config.encodings}
   options = dict(config.encoding_options)
-  if len(valid) > 1:
-    known = set().union(*valid.values())
-    for key in options:
-      if key not in known:
-        raise ConfigError(
-            f'encoding "{config.encoding}" has no option'
-            f' "{key}".{did_you_mean(key, known)}'
-        )
-    options = {k: v for k, v in options.items() if k in valid[name]}
+  known = set().union(*valid.values())
+  for key in options:
+    if key not in known:
+      raise ConfigError(
+          f'config.model.encoding_options: encoding "{config.encoding}" has no'
+          f' option "{key}".{did_you_mean(key, known)} Config files set the'
+          " options of the encoding that is named behind their colon, as in"
+          f" --config=FILE:{config.encoding}."
+      )
+  options = {k: v for k, v in options.items() if k in valid[name]}
   return encodings.make(name, num_heads=config.num_heads, **options, **linen)

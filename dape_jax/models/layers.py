@@ -13,6 +13,7 @@ from dape_jax.attention import (
     encoded_tokens,
     last_slot,
     num_visible_keys,
+    slots_of_layer,
 )
 from dape_jax.config import ModelConfig
 from dape_jax.models.layer_encodings import is_shared, make_encoding
@@ -47,26 +48,30 @@ class Context:
 
 @flax.struct.dataclass
 class Slots:
-  """One layer's part of a cache: [B, S, K, H] twice, and [B, S, F] or None."""
+  """What a cache holds of all layers: see `Cache`."""
 
   keys: jax.Array
   values: jax.Array
   features: jax.Array | None
 
-  def append(self, key, value, kv_features, filled) -> "Slots":
-    """Returns the slots with new entries, the last at `filled - 1`."""
+  def append(self, layer, key, value, kv_features, filled) -> "Slots":
+    """Returns the slots with new entries of a layer, the last at `filled - 1`."""
     features = self.features
     if kv_features is not None:
       # Layers of other encodings may have more.
       extra = features.shape[-1] - kv_features.shape[-1]
       widths = [(0, 0), (0, 0), (0, extra)]
       new = jnp.pad(kv_features, widths)
-      features = append_to_slots(features, new, filled)
+      features = append_to_slots(features, layer, new, filled)
     return Slots(
-        append_to_slots(self.keys, key, filled),
-        append_to_slots(self.values, value, filled),
+        append_to_slots(self.keys, layer, key, filled),
+        append_to_slots(self.values, layer, value, filled),
         features,
     )
+
+  def of_layer(self, layer) -> "Slots":
+    """Returns [B, S, K * H] twice, and [B, S, F] or None, of one layer."""
+    return jax.tree.map(lambda s: slots_of_layer(s, layer), self)
 
 
 class Attention(nn.Module):
@@ -108,13 +113,18 @@ class Attention(nn.Module):
       self.encoding = make_encoding(config, self.encoding_name)
 
   def __call__(
-      self, x_BxTxD: jax.Array, slots: Slots | None, context: Context
+      self,
+      x_BxTxD: jax.Array,
+      slots: Slots | None,
+      layer: jax.Array | None,
+      context: Context,
   ) -> tuple[jax.Array, Slots | None]:
     """Returns ([B, T, D], slots with the new keys and values).
 
     Args:
       x_BxTxD: normalised input.
-      slots: this layer's part of the cache, or None.
+      slots: of the cache, or None.
+      layer: number of this layer in the cache, int32 scalar, or None.
       context: positions and documents of queries and keys.
     """
     if context.encoding_params is None:
@@ -128,7 +138,7 @@ class Attention(nn.Module):
     previous = None
     if slots is not None and encoding.key_features:
       previous = last_slot(
-          slots.features[..., : encoding.key_features],
+          slots.of_layer(layer).features[..., : encoding.key_features],
           context.filled,
           num_new=x_BxTxD.shape[1],
       )
@@ -152,10 +162,12 @@ class Attention(nn.Module):
         previous,
     )
     if slots is not None:
-      slots = slots.append(key, value, kv_features, context.filled)
-      key, value = slots.keys, slots.values
+      slots = slots.append(layer, key, value, kv_features, context.filled)
+      own = slots.of_layer(layer)
+      heads = (*own.keys.shape[:2], *key.shape[2:])
+      key, value = own.keys.reshape(heads), own.values.reshape(heads)
       if encoding.key_features:
-        kv_features = slots.features[..., : encoding.key_features]
+        kv_features = own.features[..., : encoding.key_features]
     out_BxTxNxH = attention(
         query,
         key,
@@ -215,18 +227,26 @@ class Block(nn.Module):
     self.mlp = Mlp(self.config)
     self.dropout = nn.Dropout(self.config.dropout)
 
-  def __call__(self, x_BxTxD: jax.Array, slots, context: Context):
+  def __call__(self, carry, layer, context: Context):
+    """Returns (carry, None) with carry = (x [B, T, D], slots of all layers).
+
+    Args:
+      carry: the same of the layer before; its slots may be None.
+      layer, context: see `Attention`.
+    """
+    x_BxTxD, slots = carry
+
     def dropped(x_BxTxD):
       return self.dropout(x_BxTxD, deterministic=not self.has_rng("dropout"))
 
     if self.config.norm == "post":
-      attended, slots = self.attention(x_BxTxD, slots, context)
+      attended, slots = self.attention(x_BxTxD, slots, layer, context)
       x_BxTxD = placed(self.attention_norm(x_BxTxD + dropped(attended)))
       x_BxTxD = self.mlp_norm(x_BxTxD + dropped(self.mlp(x_BxTxD)))
-      return placed(x_BxTxD), slots
+      return (placed(x_BxTxD), slots), None
     attended, slots = self.attention(
-        self.attention_norm(x_BxTxD), slots, context
+        self.attention_norm(x_BxTxD), slots, layer, context
     )
     x_BxTxD = placed(x_BxTxD + dropped(attended))
     x_BxTxD = x_BxTxD + dropped(self.mlp(self.mlp_norm(x_BxTxD)))
-    return placed(x_BxTxD), slots
+    return (placed(x_BxTxD), slots), None

@@ -48,14 +48,12 @@ class LayerGroup(nn.Module):
     block = block_class(self.config)
     self.blocks = [block(self.config, *k) for k in self.config.layer_kinds]
 
-  def __call__(self, x_BxTxD: jax.Array, slots, context: Context):
-    """Returns as Block; each array of slots has an axis of blocks before it."""
-    new_slots = []
+  def __call__(self, carry, group, context: Context):
+    """Returns as `Block`, of the blocks from `group` times their number on."""
     for i, block in enumerate(self.blocks):
-      own = jax.tree.map(lambda s, i=i: s[i], slots)
-      x_BxTxD, own = block(x_BxTxD, own, context)
-      new_slots.append(own)
-    return x_BxTxD, jax.tree.map(lambda *s: jnp.stack(s), *new_slots)
+      layer = None if group is None else group * len(self.blocks) + i
+      carry, _ = block(carry, layer, context)
+    return carry, None
 
 
 class Transformer(nn.Module):
@@ -166,7 +164,9 @@ class Transformer(nn.Module):
         self._initialise_encoding(x_BxTxD)
       params = self.encoding.variables.get("params", {})
       context = context.replace(encoding_params=params)
-    x_BxTxD, slots = self._all_layers(placed(x_BxTxD), slots, context)
+    num_groups = self.config.num_layers // len(self.config.layer_kinds)
+    groups = None if cache is None else jnp.arange(num_groups)
+    (x_BxTxD, slots), _ = self.layers((placed(x_BxTxD), slots), groups, context)
     if self.config.norm == "pre":
       x_BxTxD = self.final_norm(x_BxTxD)
     logits_BxTxV = placed(self.head(x_BxTxD))
@@ -176,16 +176,6 @@ class Transformer(nn.Module):
     return logits_BxTxV, cache.replace(
         keys=slots.keys, values=slots.values, features=slots.features
     )
-
-  def _all_layers(self, x_BxTxD, slots, context):
-    """Returns the last layer's output and the slots of all layers."""
-    period = len(self.config.layer_kinds)
-    if slots is None or period == 1:
-      return self.layers(x_BxTxD, slots, context)
-    grouped = lambda s: s.reshape(-1, period, *s.shape[1:])
-    x_BxTxD, slots = self.layers(x_BxTxD, jax.tree.map(grouped, slots), context)
-    flat = lambda s: s.reshape(-1, *s.shape[2:])
-    return x_BxTxD, jax.tree.map(flat, slots)
 
   def _initialise_encoding(self, x_BxTxD):
     """Makes the parameters that the layers use of the shared encoding."""

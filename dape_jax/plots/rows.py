@@ -17,6 +17,7 @@ from dape_jax.attention import (
     encoded_tokens,
     last_slot,
     num_visible_keys,
+    slots_of_layer,
 )
 from dape_jax.attention.mask import column, row, visible_mask
 from dape_jax.config import ModelConfig
@@ -114,7 +115,7 @@ def rows_of_layer(
   cache = reading.cache
   features = cache.features
   if features is not None:
-    features = features[layer][..., : encoding.key_features]
+    features = slots_of_layer(features, layer)[..., : encoding.key_features]
   arrays = _rows(
       encoding,
       window or None,
@@ -122,7 +123,7 @@ def rows_of_layer(
       x_BxTxD,
       query,
       key,
-      cache.keys[layer],
+      slots_of_layer(cache.keys, layer),
       features if encoding.key_features else None,
       cache.positions,
   )

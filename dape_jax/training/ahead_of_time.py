@@ -117,11 +117,12 @@ def compile_for(
       of so many tokens, on one chip.
 
   Returns:
-    What JSON has: topology, chips, encoding, length, batch_size (rows), parts
-    (bytes by name), peak and limit (bytes), fits, flops, memory_bytes, sent (bytes
-    by kind of collective), seconds (of the roofline: compute, memory, collectives)
-    and kernel (whether attention is the Pallas kernel). Of a program that does not
-    fit the compiler says the peak only.
+    What JSON has: topology, chips, program, encoding, num_layers, width, length,
+    batch_size (rows), remat, parts (bytes by name), peak and limit (bytes), fits,
+    flops, memory_bytes, sent (bytes by kind of collective), seconds (of the
+    roofline: compute, memory, collectives), has_unknown_loops and kernel (whether
+    attention is the Pallas kernel). Of a program that does not fit the compiler
+    says the peak only.
 
   Raises:
     ConfigError: the topology or the mesh does not fit.
@@ -142,6 +143,7 @@ def compile_for(
       "chips": 1 if eval_length else len(devices),
       "program": "eval" if eval_length else "train",
       "encoding": config.model.encoding,
+      "remat": config.model.remat,
       "num_layers": config.model.num_layers,
       "width": config.model.width,
       "length": eval_length or config.data.row_length,
@@ -157,8 +159,9 @@ def compile_for(
     if sizes is None:
       raise
     needed, limit = sizes
+    state = sum(parts.values()) if "HLO temporaries" in str(e) else 0
     return report | {
-        "peak": _number(needed),
+        "peak": state + _number(needed),
         "limit": _number(limit),
         "fits": False,
     }

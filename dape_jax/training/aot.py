@@ -95,6 +95,7 @@ def _report(config) -> dict[str, Any]:
         return report
   tpu_compiler.check_installed("--topology")
   os.environ.update(tpu_compiler.ENVIRONMENT)
+  print("compiling takes a minute or more", file=sys.stderr, flush=True)
   if _LARGEST_BATCH.value:
     report = ahead_of_time.compile_largest_batch(config, _TOPOLOGY.value)
   else:

@@ -23,16 +23,20 @@ def _advice(report: dict[str, Any]) -> str:
         "split the state over more chips (config.mesh.fsdp), which hold"
         f" {_gib(state)} of it each."
     )
+  remat = "" if report["remat"] == "full" else ' config.model.remat="full";'
   return (
       "a smaller config.train.batch_size or a larger config.train.accumulation;"
-      ' config.model.remat="full"; then config.mesh.fsdp and, for long rows,'
-      " config.mesh.context."
+      f"{remat} then config.mesh.fsdp and, for long rows, config.mesh.context."
   )
 
 
 def text(report: dict[str, Any]) -> str:
   """Returns what a report says, over several lines."""
-  parts = ", ".join(f"{k} {_gib(v)}" for k, v in report["parts"].items())
+  known = report["parts"]
+  if "temporaries" not in known:  # Of a program that does not fit.
+    rest = report["peak"] - sum(known.values())
+    known = known | {"temporaries and the rest": rest}
+  parts = ", ".join(f"{k} {_gib(v)}" for k, v in known.items())
   program = "reading" if report["program"] == "eval" else "training step"
   over = report["peak"] - report["limit"]
   lines = [

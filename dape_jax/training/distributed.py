@@ -3,6 +3,7 @@
 import glob
 import os
 import signal
+import sys
 
 import jax
 import numpy as np
@@ -65,6 +66,12 @@ def initialize(
         f"the processes of this run did not meet ({e}); see"
         " --coordinator_address, --num_processes and --process_id."
     ) from e
+
+
+def say(message: str) -> None:
+  """Prints a line on stderr, in process 0."""
+  if jax.process_index() == 0:
+    print(message, file=sys.stderr, flush=True)
 
 
 def all_agree(condition: bool) -> bool:

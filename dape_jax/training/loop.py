@@ -4,26 +4,21 @@ import contextlib
 import json
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping
 
 import jax
 from etils import epath
 
-from dape_jax.config import ExperimentConfig
+from dape_jax.config import ExperimentConfig, TaskConfig
 from dape_jax.config_dict import experiment_to_dict
 from dape_jax.errors import ConfigError
-from dape_jax.training import checkpoint, distributed, partitioning
-from dape_jax.training.checkpoint_paths import (
-    absolute_path,
-    set_aside,
-    step_folders,
-)
+from dape_jax.training import distributed, partitioning
+from dape_jax.training.checkpoint_paths import absolute_path
 from dape_jax.training.checkpoint_saver import CheckpointSaver
 from dape_jax.training.flops import flops_per_token
 from dape_jax.training.metrics import MetricsWriter, Throughput
-from dape_jax.training.profile import ProfileWindow
-from dape_jax.training.resume import check_same_config
+from dape_jax.training.profile import ProfileWindow, check_profile_steps
+from dape_jax.training.resume import first_state
 from dape_jax.training.run import Run
 
 
@@ -54,41 +49,19 @@ def _is_due(every: int, step: int, last: int) -> bool:
   return step == last or (every > 0 and step % every == 0)
 
 
-def _say(message: str) -> None:
-  if jax.process_index() == 0:
-    print(message, file=sys.stderr, flush=True)
-
-
-def _load(run: Run, path: epath.Path):
-  metadata = checkpoint.load_metadata(path)
-  check_same_config(run.config, metadata["config"])
-  run.batches.check_state(metadata["data_state"])
-  return checkpoint.load_state(path, run.abstract_state, run.mesh)
-
-
-def _first_state(run: Run, folder: epath.Path, skip_damaged: bool):
-  """Returns the state of the latest checkpoint that is whole, or a new one."""
-  found = step_folders(folder)
-  for path in found:
-    error = None
-    try:
-      state = _load(run, path)
-    except checkpoint.DamagedCheckpointError as e:
-      error = e
-    if distributed.all_agree(error is None):
-      _say(f"going on from {path}")
-      return state
-    if not skip_damaged:
-      raise error or checkpoint.DamagedCheckpointError(
-          f"checkpoint {path} is damaged for another process of this run."
-      )
-    _say(f"warning: {error}")
-    if jax.process_index() == 0:
-      _say(f"moved to {set_aside(path)}; looking for the one before it")
-    distributed.all_agree(True)  # Not before it has been moved.
-  if found:
-    _say(f"no checkpoint in {folder} is whole: starting anew")
-  return run.new_state()
+def _description(run: Run) -> str:
+  """Returns what a run computes, where and of what, in a line."""
+  devices = jax.devices()
+  mesh = " x ".join(f"{axis} {n}" for axis, n in run.mesh.shape.items())
+  leaves = jax.tree.leaves(run.abstract_state.params)
+  num_params = sum(math.prod(x.shape) for x in leaves)
+  train, data = run.config.train, run.config.data
+  text = data.task if isinstance(data, TaskConfig) else data.source
+  return (
+      f"{run.config.model.encoding}, {num_params:,} parameters, {text!r} in rows"
+      f" of {data.row_length} tokens, {train.batch_size} a step, on"
+      f" {len(devices)} x {devices[0].device_kind} ({mesh})"
+  )
 
 
 def _check_finite(step: int, **values: float) -> None:
@@ -137,7 +110,10 @@ def train_steps(run, state, saver, writer, throughput, profile) -> None:
       if pending is not None:
         _report(run, *pending, writer, throughput)
       pending = (step, metrics)
-      profile.after(step, metrics)
+      if profile.after(step, metrics):
+        distributed.say(
+            f"the profile is in {profile.folder}: xprof --logdir=FOLDER"
+        )
       stop = preemption.reached(step)
       evaluate = train.eval_every and _is_due(
           train.eval_every, step, train.steps
@@ -169,7 +145,7 @@ def train_steps(run, state, saver, writer, throughput, profile) -> None:
         " command goes on from the checkpoint before it."
     )
   if stop and step < train.steps:
-    _say(
+    distributed.say(
         f"stopped by SIGTERM after step {step} of {train.steps}, which is saved;"
         " the same command goes on."
     )
@@ -210,6 +186,7 @@ def train(
     workdir.mkdir(parents=True, exist_ok=True)
   mesh = partitioning.make_mesh(config.mesh)
   run = Run(config, mesh)
+  distributed.say(_description(run))
   tokens_per_step = config.train.batch_size * config.data.row_length
   params = run.abstract_state.params
   throughput = Throughput(
@@ -219,14 +196,15 @@ def train(
   with contextlib.ExitStack() as stack:
     stack.enter_context(jax.set_mesh(mesh))
     folder = workdir / "checkpoints"
-    state = _first_state(run, folder, skip_damaged)
+    state = first_state(run, folder, skip_damaged)
     first_step = int(jax.device_get(state.step))
     if first_step >= config.train.steps:
-      _say(
+      distributed.say(
           f"{workdir}: already finished, {first_step} of"
           f" {config.train.steps} steps."
       )
       return
+    check_profile_steps(profile_steps, first_step, config.train.steps)
     with _writing_to(workdir):
       saver = stack.enter_context(
           CheckpointSaver(

@@ -190,6 +190,8 @@ class MetricsWriter:
     speed = values.get("tokens_per_second")
     if speed is not None:
       losses.append(f"{speed:,.0f} tokens/s")
+    if (utilization := values.get("model_flop_utilization")) is not None:
+      losses.append(f"{utilization:.1%} MFU")
     if self._bar is not None:
       if "loss" in values:
         self._bar.set_postfix_str(", ".join(losses))

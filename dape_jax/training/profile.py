@@ -5,9 +5,35 @@ from typing import Any
 import jax
 from etils import epath
 
+from dape_jax.errors import ConfigError
+
+
+def check_profile_steps(
+    steps: tuple[int, int] | None, done: int, total: int
+) -> None:
+  """Checks that a run makes the steps that are to be profiled.
+
+  Args:
+    steps: first and last of them, or None.
+    done: steps before this run.
+    total: steps of the whole run.
+
+  Raises:
+    ConfigError: it does not make all of them.
+  """
+  if steps and not (done < steps[0] and steps[1] <= total):
+    raise ConfigError(
+        f"--profile_steps={steps[0]},{steps[1]}: this run makes the steps"
+        f" {done + 1} to {total}; choose from them."
+    )
+
 
 class ProfileWindow:
-  """Profiles from one step to another; a context manager that ends it."""
+  """Profiles from one step to another; a context manager that ends it.
+
+  Attributes:
+    folder: where the profile goes.
+  """
 
   def __init__(self, folder: epath.Path, steps: tuple[int, int] | None):
     """Initialises.
@@ -16,7 +42,7 @@ class ProfileWindow:
       folder: where the profile goes.
       steps: first and last step; None profiles none.
     """
-    self._folder = folder
+    self.folder = folder
     self._first, self._last = steps or (None, None)
     self._running = False
 
@@ -32,10 +58,16 @@ class ProfileWindow:
     """Begins if `step` is the first one."""
     if step == self._first:
       self._running = True
-      jax.profiler.start_trace(self._folder)
+      jax.profiler.start_trace(self.folder)
 
-  def after(self, step: int, outputs: Any) -> None:
-    """Ends if `step` is the last one, when its outputs are there."""
-    if self._running and step >= self._last:
-      jax.block_until_ready(outputs)
-      self.__exit__()
+  def after(self, step: int, outputs: Any) -> bool:
+    """Ends if `step` is the last one, when its outputs are there.
+
+    Returns:
+      Whether it ended.
+    """
+    if not self._running or step < self._last:
+      return False
+    jax.block_until_ready(outputs)
+    self.__exit__()
+    return True

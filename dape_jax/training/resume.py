@@ -1,12 +1,18 @@
-"""Whether a command may go on with the checkpoint of another one."""
+"""Going on with a run: from which checkpoint, and whether a command may."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+from etils import epath
+
 from dape_jax.config import ExperimentConfig
 from dape_jax.config_dict import experiment_from_dict, experiment_to_dict
 from dape_jax.errors import ConfigError
+from dape_jax.training import checkpoint, distributed
+from dape_jax.training.checkpoint_paths import set_aside, step_folders
+from dape_jax.training.run import Run
 
 # Settings that a resumed run may change: they do not change its result. Where the
 # data lie is free, because the data's state says what they are.
@@ -61,3 +67,50 @@ def check_same_config(
           f" trained with {old.get(name)!r}; set it back, or give another"
           " --workdir."
       )
+
+
+def _load(run: Run, path: epath.Path):
+  metadata = checkpoint.load_metadata(path)
+  check_same_config(run.config, metadata["config"])
+  run.batches.check_state(metadata["data_state"])
+  return checkpoint.load_state(path, run.abstract_state, run.mesh)
+
+
+def first_state(run: Run, folder: epath.Path, skip_damaged: bool):
+  """Returns the state that a run goes on from.
+
+  Args:
+    run: of this command.
+    folder: of the checkpoints.
+    skip_damaged: move damaged checkpoints aside until one is whole.
+
+  Returns:
+    The state of the latest checkpoint, or a new one if there is none.
+
+  Raises:
+    ConfigError: the checkpoint is of another config or other data.
+    DamagedCheckpointError: it is damaged, and `skip_damaged` is not asked for.
+  """
+  found = step_folders(folder)
+  for path in found:
+    error = None
+    try:
+      state = _load(run, path)
+    except checkpoint.DamagedCheckpointError as e:
+      error = e
+    if distributed.all_agree(error is None):
+      distributed.say(f"going on from {path}")
+      return state
+    if not skip_damaged:
+      raise error or checkpoint.DamagedCheckpointError(
+          f"checkpoint {path} is damaged for another process of this run."
+      )
+    distributed.say(f"warning: {error}")
+    if jax.process_index() == 0:
+      distributed.say(
+          f"moved to {set_aside(path)}; looking for the one before it"
+      )
+    distributed.all_agree(True)  # Not before it has been moved.
+  if found:
+    distributed.say(f"no checkpoint in {folder} is whole: starting anew")
+  return run.new_state()

@@ -5,8 +5,9 @@
 #       size=350m,encoding=dape_kerple_log,length=512 --config.data.source=/data/arxiv
 #
 # from the repository, whose .venv has jax[cuda12] beside the package
-# (.venv/bin/pip install -e . 'jax[cuda12]'), on a file system that all nodes see.
-# Two minutes before its time is over the job saves, and queues itself again; the
+# (.venv/bin/pip install -e '.[tokenizers]' 'jax[cuda12]'). It, the data and the
+# workdir lie on a file system that all nodes see. Most clusters want --account and
+# --partition too. Two minutes before its time is over the job saves, and queues itself again; the
 # run then goes on.
 #SBATCH --job-name=dape_jax
 #SBATCH --gpus-per-node=8
@@ -23,7 +24,8 @@ run=${1:?a workdir} arguments=${2:?arguments of configs/lm.py}
 shift 2
 
 # JAX finds the other processes by what srun sets; each takes one GPU of its node.
-srun --kill-on-bad-exit=1 .venv/bin/python train.py \
+# Some versions of Slurm do not hand --cpus-per-task on to srun.
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 .venv/bin/python train.py \
   --config=configs/lm.py:"$arguments" --workdir="$run" "$@"
 
 steps=$(.venv/bin/python -c 'import json, sys

@@ -2,18 +2,34 @@
 # A training run on a Cloud TPU slice, from this directory's repository.
 #
 #   export TPU=my-slice ZONE=us-east5-a TYPE=v5p-128 BUCKET=gs://my-bucket
-#   docs/running/tpu.sh create      # ask for the slice
-#   docs/running/tpu.sh install     # this code, on all of its workers
+#   docs/running/tpu.sh create      # ask for the slice; from here on it costs
+#   docs/running/tpu.sh install     # what is committed here, on all of its workers
 #   docs/running/tpu.sh data /data/arxiv     # a prepared folder, to all workers
-#   docs/running/tpu.sh train runs/arxiv size=1.3b,encoding=dape_kerple_log,length=512
-#   docs/running/tpu.sh watch       # the log of worker 0
-#   docs/running/tpu.sh stop        # SIGTERM: saves, and ends
-#   docs/running/tpu.sh evaluate runs/arxiv  # on one worker
+#   docs/running/tpu.sh train runs/arxiv size=1.3b,encoding=dape_kerple_log,length=512 \
+#       --config.data.source=data/arxiv
+#   docs/running/tpu.sh watch       # the log of worker 0; "watch 3" that of worker 3
+#   docs/running/tpu.sh stop        # SIGTERM: saves, ends, and is waited for
+#   docs/running/tpu.sh evaluate runs/arxiv --lengths=512,1024,...,32768  # one worker
 #   docs/running/tpu.sh delete      # ends what it costs
 #
-# "train" again, on this slice or another one, goes on with the run. Needs the
-# gcloud command and a project with TPU quota.
+# "train" again, on this slice or another one, goes on with the run. SPOT=--spot is
+# cheaper and may be taken away: the run saves, and goes on on the next slice.
+#
+# Needs the gcloud command, logged in; a project with the TPU API turned on and quota
+# for TYPE in ZONE; and a bucket near ZONE that the slice's service account may write
+# to. The first connection makes an ssh key. What a slice holds, and what `python -m
+# dape_jax.training.aot --topology=` calls it (v5p counts two cores to a chip):
+#
+#   TYPE v5litepod-16   --topology=v5e:4x4     16 chips
+#   TYPE v6e-16         --topology=v6e:4x4     16 chips
+#   TYPE v5p-128        --topology=v5p:4x4x4   64 chips
 set -euo pipefail
+
+usage() {
+  sed -n '2,/^set/{/^set/!p;}' "$0" | cut -c3-
+  exit 2
+}
+[ $# -gt 0 ] || usage
 
 : "${TPU:?export TPU=name of the slice}" "${ZONE:?export ZONE=zone of the slice}"
 
@@ -21,61 +37,72 @@ on() { # worker number or "all", command
   gcloud compute tpus tpu-vm ssh "$TPU" --zone="$ZONE" --worker="$1" --command="$2"
 }
 
-case "${1:-}" in
+command=$1
+shift
+case "$command" in
   create)
-    : "${TYPE:?export TYPE=v5litepod-16, v5p-128 or v6e-64, for example}"
+    : "${TYPE:?export TYPE=v5litepod-16, v5p-128 or v6e-16, for example}"
     case "$TYPE" in
       v5lite*) runtime=v2-alpha-tpuv5-lite ;;
       v5p*) runtime=v2-alpha-tpuv5 ;;
       v6e*) runtime=v2-alpha-tpuv6e ;;
       *) runtime=tpu-ubuntu2204-base ;;
     esac
-    # SPOT=--spot is cheaper, and may be taken away: such a run is stopped by
-    # SIGTERM, and goes on on the next slice.
     gcloud compute tpus tpu-vm create "$TPU" --zone="$ZONE" \
       --accelerator-type="$TYPE" --version="$runtime" ${SPOT:-}
     ;;
   install)
-    archive=$(mktemp --suffix=.tar.gz)
-    git archive --format=tar.gz --output="$archive" HEAD
-    gcloud compute tpus tpu-vm scp "$archive" "$TPU":dape_jax.tar.gz \
+    folder=$(mktemp -d)
+    git archive --format=tar.gz --output="$folder/dape_jax.tar.gz" HEAD
+    gcloud compute tpus tpu-vm scp "$folder/dape_jax.tar.gz" "$TPU": \
       --zone="$ZONE" --worker=all
-    on all "mkdir -p dape_jax && tar -xzf dape_jax.tar.gz -C dape_jax &&
-      sudo apt-get -qq update && sudo apt-get -qq install -y python3.11-venv ||
-      true; cd dape_jax && \$(command -v python3.11 || echo python3) -m venv .venv &&
+    # Some images have Python 3.11 already, and some another one that is new enough.
+    on all "set -e; mkdir -p dape_jax; tar -xzf dape_jax.tar.gz -C dape_jax
+      cd dape_jax
+      { sudo apt-get -qq update && sudo apt-get -qq install -y python3.11-venv; } ||
+        true
+      \$(command -v python3.11 || echo python3) -m venv .venv
       .venv/bin/pip install -q -e '.[tokenizers]' 'jax[tpu]' gcsfs"
     ;;
   data)
-    : "${BUCKET:?export BUCKET=gs://...}" "${2:?the prepared folder}"
-    gcloud storage cp --recursive "$2" "$BUCKET/data/"
+    : "${BUCKET:?export BUCKET=gs://...}" "${1:?the prepared folder}"
+    name=$(basename "$1")
+    gcloud storage cp --recursive "$1" "$BUCKET/data/"
     on all "mkdir -p dape_jax/data &&
-      gcloud storage cp --recursive '$BUCKET/data/$(basename "$2")' dape_jax/data/"
+      gcloud storage cp --recursive '$BUCKET/data/$name' dape_jax/data/"
+    echo "train with --config.data.source=data/$name"
     ;;
   train)
-    : "${BUCKET:?export BUCKET=gs://...}" "${2:?a name, runs/arxiv for example}"
-    : "${3:?arguments of configs/lm.py}"
-    shift
+    : "${BUCKET:?export BUCKET=gs://...}" "${1:?a name, runs/arxiv for example}"
+    : "${2:?arguments of configs/lm.py}"
     run=$1 arguments=$2
     shift 2
+    case "$*" in
+      *--config.data.source=*) ;;
+      *) echo "give --config.data.source=data/NAME" >&2 && exit 2 ;;
+    esac
     on all "cd dape_jax && nohup .venv/bin/python train.py \
       --config=configs/lm.py:$arguments --workdir=$BUCKET/$run $* \
       > train.log 2>&1 < /dev/null & sleep 1"
     ;;
-  watch) on 0 "tail -n 50 -f dape_jax/train.log" ;;
-  stop) on all "pkill -TERM -f '[t]rain.py' || true" ;;
+  watch) on "${1:-0}" "tail -n 50 -f dape_jax/train.log" ;;
+  stop)
+    on all "pkill -TERM -f '[t]rain.py'; while pgrep -f '[t]rain.py' > /dev/null
+      do sleep 2; done"
+    ;;
   evaluate)
-    : "${BUCKET:?export BUCKET=gs://...}" "${2:?the name of the run}"
+    : "${BUCKET:?export BUCKET=gs://...}" "${1:?the name of the run}"
+    : "${2:?flags of eval.py, --lengths=512,1024,...,32768 for example}"
+    run=$1
+    shift
     # One worker alone: the others of a slice are not waited for.
     on 0 "cd dape_jax && TPU_PROCESS_BOUNDS=1,1,1 TPU_VISIBLE_CHIPS=0 \
       TPU_CHIPS_PER_PROCESS_BOUNDS=1,1,1 .venv/bin/python eval.py \
-      --checkpoint=$BUCKET/$2 --lengths=512,1024,...,131072 --output=report &&
-      gcloud storage cp --recursive report '$BUCKET/$2/'"
+      --checkpoint=$BUCKET/$run --output=reports/$run $* &&
+      gcloud storage cp --recursive reports/$run '$BUCKET/$run/report'"
     ;;
   delete)
     gcloud compute tpus tpu-vm delete "$TPU" --zone="$ZONE" --quiet
     ;;
-  *)
-    sed -n '2,/^set/{/^set/!p}' "$0" | cut -c3-
-    exit 2
-    ;;
+  *) usage ;;
 esac

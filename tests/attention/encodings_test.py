@@ -25,7 +25,9 @@ from encoding_cases import (
 import dape_jax
 from dape_jax.attention import (
     append_to_slots,
+    last_slot,
     num_visible_keys,
+    slots_of_layer,
     tiling,
 )
 
@@ -205,15 +207,14 @@ def check_chunks_through_the_cache(name, run):
     )
     x = encoding.embed(x, here)
     query, key, value = projected(x)
-    before = jax.lax.dynamic_index_in_dim(
-        features, jnp.maximum(start - 1, 0), 1, keepdims=False
-    )
+    append = lambda slots, new: append_to_slots(slots, 0, new, filled)
+    own = lambda slots: slots_of_layer(slots, 0)
     q_features, kv_features = encoding.features(
         x,
         query,
         key,
         segment_ids=seen,
-        previous=jnp.where(start > 0, before, 0),
+        previous=last_slot(own(features), filled, size),
     )
     seen_ids = jnp.where(WHOLE[None] < filled, ids, 0)
     query = encoding.scale_query(
@@ -228,30 +229,29 @@ def check_chunks_through_the_cache(name, run):
         ),
     )
     query, key = encoding.rotate(query, key, here, here)
-    keys = append_to_slots(keys, key, filled)
-    values = append_to_slots(values, value, filled)
+    keys = append(keys, key)
+    values = append(values, value)
     if kv_features is not None:
-      features = append_to_slots(features, kv_features, filled)
+      features = append(features, kv_features)
     out = dape_jax.attention(
         query,
-        keys,
-        values,
+        own(keys),
+        own(values),
         encoding.score_mod(),
         q_positions=here,
         kv_positions=positions,
         q_segment_ids=seen,
         kv_segment_ids=seen_ids,
         q_features=q_features,
-        kv_features=None if kv_features is None else features,
+        kv_features=None if kv_features is None else own(features),
         sink=encoding.sink(),
     )
     return out, keys, values, features
 
   # What a slot holds before its token comes must not matter (T13).
-  slots = [jnp.full(SHAPE, jnp.nan)] * 2
-  slots.append(
-      jnp.full((*SHAPE[:2], CASES[name].encoding.key_features), jnp.nan)
-  )
+  rows, length, *heads = SHAPE
+  shapes = (heads, heads, [CASES[name].encoding.key_features])
+  slots = [jnp.full((1, rows, *shape, length), jnp.nan) for shape in shapes]
   for start in range(0, LENGTH, 6):
     part = slice(start, start + 6)
     out, *slots = step(inputs()[:, part], start, *slots)

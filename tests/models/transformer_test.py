@@ -330,7 +330,13 @@ def test_odd_sizes(changes):
   np.testing.assert_allclose(first, logits[:, :1], atol=5e-5)
   _, cache = jitted(model)(params, tokens, cache=model.empty_cache(2, 9))
   kv_heads = changes.get("num_kv_heads") or model.config.num_heads
-  assert cache.keys.shape[3] == kv_heads
+  head_dim = model.config.width // model.config.num_heads
+  assert cache.keys.shape == (
+      model.config.num_layers,
+      2,
+      9,
+      kv_heads * head_dim,
+  )
 
 
 def test_bfloat16_computes_with_float32_parameters_and_logits():
