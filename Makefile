@@ -60,14 +60,17 @@ aot: $(VENV)/.ready-test
 	@set -e; mkdir -p $(dir $(AOT_LINES)); \
 	compile() { $(AOT) --json=$(AOT_LINES) "$$@" || test $$? -eq 3; }; \
 	for size in 125m 350m 1.3b 2.7b 6.7b; do \
-	  for encoding in rope dape_kerple_log dape_v2_kerple_log; do \
+	  for encoding in rope kerple_log dape_kerple_log dape_v2_kerple_log; do \
 	    config=configs/lm.py:size=$$size,encoding=$$encoding; \
 	    for slice in v5e:4x8 v5p:2x4x4 v6e:4x8; do \
 	      compile --config=$$config --topology=$$slice --largest_batch; \
 	    done; \
 	    compile --config=$$config --topology=v5e:2x2 --eval_length=131072; \
 	  done; \
-	done
+	done; \
+	for size in 2.7b 6.7b; do for slice in v5p:2x4x4 v6e:4x8; do \
+	  compile --config=configs/lm.py:size=$$size --topology=$$slice --generate_code; \
+	done; done
 	$(AOT) --table=$(AOT_LINES) > $(dir $(AOT_LINES))table.md
 
 test: lint

@@ -21,7 +21,8 @@ class DataConfig:
   Attributes:
     source: "code" (the embedded code corpus), "stdlib" (the standard library
       alone) or a folder that `python -m dape_jax.data.prepare` made, written
-      with a slash: "./mine". Several are separated by commas.
+      with a slash: "./mine". Several are separated by commas. "" is for config
+      files that wait for one.
     weights: of several sources, one number each: the proportion of rows, of
       training and of validation. Of one source, none.
     tokenizer: "" (see above), "bytes" or a file (`data.make_tokenizer`).
@@ -53,7 +54,7 @@ class DataConfig:
     check_weights(self.weights, len(names))
     object.__setattr__(self, "weights", tuple(map(float, self.weights)))
     # Said outright, so that runs compare whichever way theirs was given.
-    if not self.tokenizer and set(names) <= set(SOURCES):
+    if not self.tokenizer and names and set(names) <= set(SOURCES):
       object.__setattr__(self, "tokenizer", ByteTokenizer.name)
 
   @property

@@ -11,18 +11,12 @@ from dape_jax.errors import ConfigError, did_you_mean
 
 
 def source_names(source: str) -> tuple[str, ...]:
-  """Returns the names in config.data.source.
+  """Returns the names in config.data.source, none of "".
 
   Raises:
     ConfigError: one is neither a built-in corpus nor a path, or is there twice.
   """
-  names = tuple(name.strip() for name in source.split(","))
-  if not source:
-    raise ConfigError(
-        "config.data.source is not set: name a folder that `python -m"
-        " dape_jax.data.prepare` has made, or a built-in corpus"
-        f" ({', '.join(SOURCES)})."
-    )
+  names = tuple(name.strip() for name in source.split(",")) if source else ()
   for name in names:
     if name not in SOURCES and "/" not in name:
       raise ConfigError(
@@ -67,6 +61,12 @@ def load_corpora(
       package missing, data_dir not writable, or the prepared data damaged.
   """
   names = source_names(source)
+  if not names:
+    raise ConfigError(
+        "config.data.source is not set: name a folder that `python -m"
+        " dape_jax.data.prepare` has made, or a built-in corpus"
+        f" ({', '.join(SOURCES)})."
+    )
   folders = {n: _open_source(n) for n in names if n not in SOURCES}
   made = None
   if tokenizer:

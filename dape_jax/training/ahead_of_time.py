@@ -1,112 +1,82 @@
-"""The programs of a config, compiled for chips that need not be there."""
+"""The programs of a config, compiled for chips that need not be there.
+
+The compiler plans memory in seconds and then generates code for minutes. So each
+compilation is a process, which is ended when the plan is there if that is all that is
+asked. The plan is read from what the compiler writes down ("dump"): it is the only
+way to it, and some programs of TPU v5p have no other text either.
+"""
 
 import dataclasses
 import math
+import multiprocessing
+import os
+import pathlib
 import re
+import tempfile
+import time
+from multiprocessing.connection import Connection
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax.experimental import topologies
-
 from dape_jax import tpu_compiler
-from dape_jax.config import ExperimentConfig, MeshConfig
+from dape_jax.config import ExperimentConfig
 from dape_jax.errors import ConfigError
-from dape_jax.evaluation import perplexity
-from dape_jax.evaluation.extrapolation import Settings
-from dape_jax.models import Transformer
-from dape_jax.training import partitioning
+from dape_jax.training import aot_programs
 from dape_jax.training.chips import chip_of
-from dape_jax.training.flops import flops_per_token
 from dape_jax.training.program_costs import program_costs
-from dape_jax.training.run import Program
 
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-_DTYPES = {
-    "inputs": jnp.int32,
-    "targets": jnp.int32,
-    "segment_ids": jnp.int32,
-    "positions": jnp.int32,
-    "loss_weights": jnp.float32,
-}
 
 
-def _devices(topology: str) -> list[jax.Device]:
+def _compile(
+    connection: Connection,
+    config: ExperimentConfig,
+    topology: str,
+    eval_length: int,
+    folder: str,
+) -> None:
+  """Is the process: sends what is known before compiling, then what it came to.
+
+  First a report, then None, or the bytes that a program needs which does not fit;
+  or, in place of either, a ConfigError.
+  """
+  os.environ.update(tpu_compiler.ENVIRONMENT)
   try:
-    return topologies.get_topology_desc(topology, platform="tpu").devices
-  except Exception as e:  # Whatever the plugin raises for a name.
-    reason = str(e).split("\n")[0][:160]
-    raise ConfigError(
-        f"--topology={topology}: the TPU compiler knows no such chips"
-        f" ({reason}); for example v5e:4x4, v5p:4x4x4, v6e:8x8."
-    ) from e
+    lowered, report = aot_programs.lower(config, topology, eval_length)
+  except ConfigError as e:
+    connection.send(e)
+    return
+  connection.send(report)
+  try:
+    lowered.compile(
+        compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+    )
+  except Exception as e:
+    sizes = tpu_compiler.needed_and_available(e)
+    if sizes is None:
+      raise
+    needed = _number(sizes[0])
+    if "HLO temporaries" in str(e):
+      needed += sum(report["parts"].values())
+    connection.send(needed)
+  else:
+    connection.send(None)
 
 
-def _bytes_on_a_chip(tree: Any) -> int:
-  """Returns the bytes that each device holds of arrays with shardings."""
-  return sum(
-      math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-      for x in jax.tree.leaves(tree)
-  )
+def _planned(folder: pathlib.Path) -> bool:
+  """Returns whether the compiler has written its plan, and more after it."""
+  return any(folder.glob("*.after_optimizations_after_buffer_assignment.txt"))
 
 
-def _batch(config: ExperimentConfig, mesh: jax.sharding.Mesh):
-  parts = config.train.accumulation
-  rows = config.train.batch_size // parts
-  shape = (parts, rows, config.data.row_length)
-  sharding = partitioning.batch_sharding(mesh)
-  return {
-      name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-      for name, dtype in _DTYPES.items()
-  }
-
-
-def _train_program(config, devices):
-  """Returns the lowered step, bytes of its parts, and FLOPs of a chip."""
-  mesh = partitioning.make_mesh(config.mesh, devices)
-  with jax.set_mesh(mesh):
-    program = Program(config, mesh)
-    state, batch = program.abstract_state, _batch(config, mesh)
-    lowered = program.train_step.lower(state, batch)
-  tokens = config.train.batch_size * config.data.row_length
-  flops = tokens * flops_per_token(
-      config.model, state.params, config.data.row_length
-  )
-  if config.model.remat == "full":
-    flops *= 4 / 3
-  parts = {
-      "parameters": _bytes_on_a_chip(state.params),
-      "optimizer": _bytes_on_a_chip(state.opt_state),
-      "batch": _bytes_on_a_chip(batch),
-  }
-  return lowered, parts, flops / len(devices)
-
-
-def _eval_program(config, devices, length: int):
-  """Returns the lowered reading of one chunk on one chip, as above."""
-  mesh = partitioning.make_mesh(MeshConfig(), devices[:1])
-  place = partitioning.replicated(mesh)
-  there = lambda tree: jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree
-  )
-  model = Transformer(config.model).at_length(length)
-  tokens = jax.ShapeDtypeStruct((1, Settings.chunk), jnp.int32)
-  params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
-  cache = jax.eval_shape(lambda: model.empty_cache(1, length))
-  arguments = there((params, cache, *3 * [tokens]))
-  with jax.set_mesh(mesh):
-    lowered = perplexity.make_step(model).lower(*arguments)
-  parts = {
-      "parameters": _bytes_on_a_chip(arguments[0]),
-      "cache": _bytes_on_a_chip(arguments[1]),
-  }
-  # A third of a training step's, and each token of the chunk sees the cache.
-  per_token = flops_per_token(config.model, params, 2 * length) / 3
-  return lowered, parts, Settings.chunk * per_token
+def _only(folder: pathlib.Path, ending: str) -> str:
+  (file,) = folder.glob(f"*.{ending}.txt")
+  return file.read_text()
 
 
 def compile_for(
-    config: ExperimentConfig, topology: str, eval_length: int = 0
+    config: ExperimentConfig,
+    topology: str,
+    eval_length: int = 0,
+    generate_code: bool = False,
 ) -> dict[str, Any]:
   """Returns what the TPU compiler says of a config, of one chip.
 
@@ -115,74 +85,77 @@ def compile_for(
     topology: name of the chips, "v5p:4x4x4".
     eval_length: 0 is the training step; else the step that reads a chunk of a text
       of so many tokens, on one chip.
+    generate_code: compile to the end. It takes minutes in place of seconds and
+      changes no number; a kernel that cannot be compiled fails in it.
 
   Returns:
-    What JSON has: topology, chips, program, encoding, num_layers, width, length,
-    batch_size (rows), remat, parts (bytes by name), peak and limit (bytes), fits,
-    flops, memory_bytes, sent (bytes by kind of collective), seconds (of the
-    roofline: compute, memory, collectives), has_unknown_loops and kernel (whether
-    attention is the Pallas kernel). Of a program that does not fit the compiler
-    says the peak only.
+    What JSON has: topology, device_kind, chips, program, encoding, num_layers, width,
+    length, batch_size (rows), remat, parts (bytes by name), peak and limit (bytes),
+    fits, flops, memory_bytes, sent (bytes by kind of collective), seconds (of the
+    roofline: compute, memory, collectives), has_unknown_loops, kernel (whether
+    attention is the Pallas kernel) and code (whether it was generated). Of a program
+    that does not fit the compiler says the peak only.
 
   Raises:
-    ConfigError: the topology or the mesh does not fit.
+    ConfigError: the topology or the mesh does not fit, or the compiler failed.
   """
-  devices = _devices(topology)
-  if eval_length:
-    lowered, parts, flops = _eval_program(config, devices, eval_length)
-  else:
-    lowered, parts, flops = _train_program(config, devices)
-  chip = chip_of(devices[0].device_kind)
-  if chip is None or chip.memory is None or chip.link_bandwidth is None:
-    raise ConfigError(
-        f"--topology={topology}: what a {devices[0].device_kind} can do is not in"
-        " dape_jax/training/chips.py; add it there."
+  context = multiprocessing.get_context("spawn")
+  receiver, sender = context.Pipe(duplex=False)
+  with tempfile.TemporaryDirectory(prefix="dape_jax_aot") as folder:
+    process = context.Process(
+        target=_compile, args=(sender, config, topology, eval_length, folder)
     )
-  report = {
-      "topology": topology,
-      "chips": 1 if eval_length else len(devices),
-      "program": "eval" if eval_length else "train",
-      "encoding": config.model.encoding,
-      "remat": config.model.remat,
-      "num_layers": config.model.num_layers,
-      "width": config.model.width,
-      "length": eval_length or config.data.row_length,
-      "batch_size": 1 if eval_length else config.train.batch_size,
-      "parts": parts,
-      "limit": chip.memory,
-      "flops": flops,
-  }
+    process.start()
+    sender.close()
+    folder = pathlib.Path(folder)
+    try:
+      report = _received(receiver, process)
+      while not receiver.poll() and (generate_code or not _planned(folder)):
+        if not process.is_alive() and not receiver.poll():
+          break
+        time.sleep(0.1)
+      needed = None
+      if generate_code or not _planned(folder):
+        needed = _received(receiver, process)
+      if needed is not None:
+        return report | {"peak": needed, "fits": False}
+      plan = _only(folder, "after_optimizations-memory-usage-report")
+      text = _only(folder, "after_optimizations")
+    finally:
+      process.kill()
+      process.join()
+  return report | _costs(report, plan, text) | {"code": generate_code}
+
+
+def _received(receiver: Connection, process) -> Any:
   try:
-    compiled = lowered.compile()
-  except Exception as e:
-    sizes = tpu_compiler.needed_and_available(e)
-    if sizes is None:
-      raise
-    needed, limit = sizes
-    state = sum(parts.values()) if "HLO temporaries" in str(e) else 0
-    return report | {
-        "peak": state + _number(needed),
-        "limit": _number(limit),
-        "fits": False,
-    }
-  memory = compiled.memory_analysis()
-  text = compiled.as_text()
+    value = receiver.recv()
+  except EOFError as e:
+    process.join()
+    raise ConfigError(
+        f"the TPU compiler failed (status {process.exitcode}, see above)."
+    ) from e
+  if isinstance(value, ConfigError):
+    raise value
+  return value
+
+
+def _costs(report: dict[str, Any], plan: str, text: str) -> dict[str, Any]:
+  """Returns what a report says of a program that the compiler has planned."""
+  # Of main memory, which is "default"; programs of TPUs have others.
+  found = re.search(r"Memory Space: default .*\nTotal bytes: (\d+)", plan)
+  peak = int(found[1])
   costs = program_costs(text)
-  peak = (
-      memory.argument_size_in_bytes
-      + memory.output_size_in_bytes
-      - memory.alias_size_in_bytes
-      + memory.temp_size_in_bytes
-      + memory.generated_code_size_in_bytes
-  )
-  return report | {
-      "parts": parts | {"temporaries": memory.temp_size_in_bytes},
+  chip = chip_of(report["device_kind"])
+  rest = peak - sum(report["parts"].values())
+  return {
+      "parts": report["parts"] | {"temporaries": rest},
       "peak": peak,
       "fits": bool(peak <= chip.memory),
       "memory_bytes": costs.memory,
       "sent": costs.sent,
       "seconds": {
-          "compute": flops / chip.flops,
+          "compute": report["flops"] / chip.flops,
           "memory": costs.memory / chip.memory_bandwidth,
           "collectives": sum(costs.sent.values()) / chip.link_bandwidth,
       },
@@ -192,15 +165,15 @@ def compile_for(
 
 
 def compile_largest_batch(
-    config: ExperimentConfig, topology: str
+    config: ExperimentConfig, topology: str, generate_code: bool = False
 ) -> dict[str, Any]:
   """Returns what `compile_for` says of the largest batch that fits.
 
-  Tried are config.train.batch_size times powers of two, each compiled.
+  Tried are config.train.batch_size times powers of two, each planned.
 
   Args:
-    config: as for `compile_for`.
-    topology: as for `compile_for`.
+    config, topology: as for `compile_for`.
+    generate_code: of the largest batch, see `compile_for`.
 
   Returns:
     The report, with the peak of twice the batch (bytes) as twice_peak; or, if
@@ -211,12 +184,13 @@ def compile_largest_batch(
   """
   reports = {}
 
+  def with_rows(rows: int) -> ExperimentConfig:
+    train = dataclasses.replace(config.train, batch_size=rows)
+    return dataclasses.replace(config, train=train)
+
   def compile_rows(rows: int) -> dict[str, Any]:
     if rows not in reports:
-      train = dataclasses.replace(config.train, batch_size=rows)
-      reports[rows] = compile_for(
-          dataclasses.replace(config, train=train), topology
-      )
+      reports[rows] = compile_for(with_rows(rows), topology)
     return reports[rows]
 
   rows = config.train.batch_size
@@ -226,14 +200,17 @@ def compile_largest_batch(
     temporaries = report["parts"]["temporaries"]
     times = 1 + (report["limit"] - report["peak"]) / temporaries
     rows *= 2 ** math.floor(math.log2(times))
-  mesh = partitioning.make_mesh(config.mesh, _devices(topology))
-  multiple = partitioning.batch_multiple(config, mesh)
+  groups = report["chips"] // config.mesh.context
+  multiple = groups * config.train.accumulation
   while not compile_rows(rows)["fits"] and rows % (2 * multiple) == 0:
     rows //= 2
   while compile_rows(rows)["fits"]:
     twice = compile_rows(2 * rows)
     if not twice["fits"]:
-      return compile_rows(rows) | {"twice_peak": twice["peak"]}
+      report = compile_rows(rows)
+      if generate_code:
+        report = compile_for(with_rows(rows), topology, generate_code=True)
+      return report | {"twice_peak": twice["peak"]}
     rows *= 2
   return compile_rows(rows)
 

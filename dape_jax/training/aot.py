@@ -9,7 +9,7 @@ compiler; --eval_length=131072 compiles eval.py's step for one chip instead, wit
 a cache of as many tokens. Prints, of one chip: bytes of parameters, optimizer,
 batch and temporaries, the peak and the limit; FLOPs, bytes moved, the roofline's
 time and the part of it that collectives take; and what to change if it does not
-fit. --largest_batch looks for the largest batch that fits. --json=FILE adds a line
+fit. That takes seconds; --generate_code compiles to the end. --largest_batch looks for the largest batch that fits. --json=FILE adds a line
 to a file, which --table=FILE prints as a table; the same command again takes its
 numbers from there.
 
@@ -17,7 +17,6 @@ Exit status: 0 it fits, 3 it does not, 2 wrong input.
 """
 
 import json
-import os
 import pathlib
 import sys
 from typing import Any
@@ -54,6 +53,12 @@ _LARGEST_BATCH = flags.DEFINE_bool(
     "Find the largest config.train.batch_size, times powers of two, that fits;"
     " each is compiled.",
 )
+_GENERATE_CODE = flags.DEFINE_bool(
+    "generate_code",
+    False,
+    "Compile to the end, for minutes: no number changes, but a kernel that the"
+    " compiler refuses is found.",
+)
 _JSON = flags.DEFINE_string(
     "json", None, "File to which the numbers are added, as a line of JSON."
 )
@@ -83,7 +88,7 @@ def _open(file: str):
 
 def _report(config) -> dict[str, Any]:
   """Returns what the compiler says, or has said to the same command."""
-  # Imported late: it starts JAX, and a wrong flag is told at once.
+  # Imported late: JAX takes seconds to start, and a wrong flag is told at once.
   from dape_jax.training import ahead_of_time  # pylint: disable=g-import-not-at-top
 
   command = cli.command()
@@ -94,13 +99,12 @@ def _report(config) -> dict[str, Any]:
       if report["command"] == command:
         return report
   tpu_compiler.check_installed("--topology")
-  os.environ.update(tpu_compiler.ENVIRONMENT)
-  print("compiling takes a minute or more", file=sys.stderr, flush=True)
+  code = _GENERATE_CODE.value
   if _LARGEST_BATCH.value:
-    report = ahead_of_time.compile_largest_batch(config, _TOPOLOGY.value)
+    report = ahead_of_time.compile_largest_batch(config, _TOPOLOGY.value, code)
   else:
     report = ahead_of_time.compile_for(
-        config, _TOPOLOGY.value, _EVAL_LENGTH.value
+        config, _TOPOLOGY.value, _EVAL_LENGTH.value, code
     )
   report["command"] = command
   if _JSON.value:

@@ -61,7 +61,8 @@ def text(report: dict[str, Any]) -> str:
         + ", ".join(f"{k} {v * 1e3:,.2f} ms" for k, v in seconds.items())
         + f"; bound by {longest}, collectives {share:.0%} of the sum",
         "  attention: "
-        + ("Pallas kernel" if report["kernel"] else "tiles in XLA"),
+        + ("Pallas kernel" if report["kernel"] else "tiles in XLA")
+        + ("; code generated" if report["code"] else ""),
     ]
     if report["has_unknown_loops"]:
       lines.append(

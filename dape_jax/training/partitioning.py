@@ -15,6 +15,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dape_jax.config import ExperimentConfig, MeshConfig
@@ -50,12 +51,15 @@ def make_mesh(
         f" context={config.context} do not make {count} devices; choose fsdp x"
         f" context among the divisors of {count}, and data=-1."
     )
-  return jax.make_mesh(
+  # Neighbours on an axis are neighbours on the torus; an axis may be a part of one of
+  # the torus, which jax.make_mesh refuses on most TPUs.
+  placed = mesh_utils.create_device_mesh(
       (data, config.fsdp, config.context),
-      (*_BATCH_AXES, "ring" if config.ring else "context"),
-      axis_types=(AxisType.Auto,) * 3,
-      devices=devices,
+      devices,
+      allow_split_physical_axes=True,
   )
+  axes = (*_BATCH_AXES, "ring" if config.ring else "context")
+  return Mesh(placed, axes, axis_types=(AxisType.Auto,) * 3)
 
 
 @contextlib.contextmanager
@@ -109,25 +113,19 @@ def state_sharding(state: Any, mesh: Mesh) -> Any:
   return jax.tree_util.tree_map_with_path(sharding, state)
 
 
-def batch_multiple(config: ExperimentConfig, mesh: Mesh) -> int:
-  """Returns the number of which config.train.batch_size must be a multiple."""
-  groups = math.prod(mesh.shape[axis] for axis in _BATCH_AXES)
-  return config.train.accumulation * groups
-
-
 def check_batch(config: ExperimentConfig, mesh: Mesh) -> None:
   """Checks that each microbatch splits evenly over the devices.
 
   Raises:
     ConfigError: it does not; the message gives the multiple to choose.
   """
+  groups = math.prod(mesh.shape[axis] for axis in _BATCH_AXES)
   batch_size, parts = config.train.batch_size, config.train.accumulation
-  multiple = batch_multiple(config, mesh)
-  if batch_size % multiple:
+  if batch_size % (parts * groups):
     raise ConfigError(
         f"config.train.batch_size={batch_size} does not split evenly:"
-        f" config.train.accumulation={parts} times {multiple // parts} groups of"
-        f" devices need a multiple of {multiple}."
+        f" config.train.accumulation={parts} times {groups} groups of devices"
+        f" need a multiple of {parts * groups}."
     )
 
 

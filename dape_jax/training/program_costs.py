@@ -19,6 +19,7 @@ _FREE = frozenset(
         "after-all",
         "partition-id",
         "opt-barrier",
+        "async-update",
         "while",
         "conditional",
         "call",
@@ -116,6 +117,10 @@ def _moved(program: Program, instruction: Instruction, types) -> int:
     return 2 * bytes_of(types.get(instruction.operands[1], ""))
   if opcode == "scatter":
     return 2 * bytes_of(types.get(instruction.operands[2], ""))
+  if opcode == "async-start" and (calls := instruction.attribute("calls")):
+    inside = program.computations[calls]
+    inner_types = {i.name: i.type for i in inside}
+    return sum(_moved(program, i, inner_types) for i in inside)
   if opcode.endswith("-start"):
     return bytes_of(instruction.type)  # Operand and result.
   if opcode == "fusion":

@@ -7,7 +7,6 @@ import pathlib
 import subprocess
 import sys
 
-import jax
 import pytest
 import tpu_compiler
 
@@ -51,6 +50,7 @@ def test_a_step_on_a_slice_with_fsdp_and_context(tmp_path):
       "--config.mesh.fsdp=4",
       "--config.mesh.context=2",
       "--config.train.batch_size=16",
+      "--generate_code",
       f"--json={lines}",
       *_SMALL,
   )
@@ -58,7 +58,7 @@ def test_a_step_on_a_slice_with_fsdp_and_context(tmp_path):
   assert done.returncode == 0, done.stderr
   assert "v5e:2x4 (8 chips), dape_kerple_log, 2 layers" in done.stdout
   (report,) = aot_report.read_lines(str(lines), "--json")
-  assert report["fits"] and report["kernel"]
+  assert report["fits"] and report["kernel"] and report["code"]
   # Queries of a row lie on two chips, and gather its keys.
   assert report["sent"]["all-gather"] > 0
   assert not report["has_unknown_loops"]
@@ -103,6 +103,13 @@ def test_the_largest_batch(tmp_path):
   assert "the largest batch that fits: twice the rows need" in done.stdout
 
 
+@tpu_compiler.needed
+def test_a_mesh_axis_may_be_a_part_of_an_axis_of_the_torus():
+  done = _run("--topology=v5p:4x4x4", "--config.mesh.fsdp=32", *_SMALL)
+  assert done.returncode == 0, done.stderr
+  assert "v5p:4x4x4 (64 chips)" in done.stdout
+
+
 @pytest.mark.parametrize("batch_size", [4, 32, 64, 4096])
 @pytest.mark.parametrize(
     "fixed, per_row, largest", [(1, 1, 8), (0, 0.15, 64), (9, 1, 4), (20, 1, 0)]
@@ -122,6 +129,7 @@ def test_the_search_for_the_largest_batch(
     peak = fixed + temporaries
     return {
         "batch_size": rows,
+        "chips": 4,
         "parts": {"temporaries": temporaries},
         "peak": peak,
         "limit": 14,
@@ -129,7 +137,6 @@ def test_the_search_for_the_largest_batch(
     }
 
   monkeypatch.setattr(ahead_of_time, "compile_for", compile_for)
-  monkeypatch.setattr(ahead_of_time, "_devices", lambda _: jax.devices()[:4])
   config = make_config({"train.batch_size": batch_size})
   report = ahead_of_time.compile_largest_batch(config, "four")
   assert report["fits"] == bool(largest)
