@@ -15,6 +15,7 @@ that equal documents go to one split. The same command goes on where it was
 interrupted; memory does not grow with the text. docs/data.md has more.
 """
 
+import collections
 import pathlib
 import sys
 
@@ -86,9 +87,11 @@ def _sources() -> dict[str, list]:
       for split, files in _FILES.items()
       if files.value
   }
-  everything = [file.resolve() for files in found.values() for file in files]
-  for file in everything:
-    if everything.count(file) > 1:
+  everything = collections.Counter(
+      file.resolve() for files in found.values() for file in files
+  )
+  for file, times in everything.items():
+    if times > 1:
       raise ConfigError(f"{file} is given twice; leave one out.")
   return {
       split: [text_files.TextFile(file, _TEXT_FIELD.value) for file in files]
@@ -108,11 +111,17 @@ def _held_out(splits: dict[str, list]) -> dict[str, float]:
           f"--{fraction.name}=0 would leave nothing for {split}: give more, or"
           f" --{split}=FILES."
       )
-  return {
+  held_out = {
       split: fraction.value
       for split, fraction in _FRACTIONS.items()
       if split not in splits
   }
+  if sum(held_out.values()) >= 1:
+    raise ConfigError(
+        "--validation_fraction and --test_fraction leave nothing to train; give"
+        " less than 1 together."
+    )
+  return held_out
 
 
 def _warn_of_few(files: list, held_out: dict[str, float]) -> None:

@@ -5,14 +5,11 @@ seconds how far it is (`journal.json`), both below `unfinished` in the folder.
 Documents written after the last journal are written again.
 """
 
-import contextlib
-import fcntl
 import json
 import pathlib
 import shutil
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import tqdm
@@ -31,24 +28,12 @@ from dape_jax.data.text_files import Record, TextFile
 from dape_jax.data.tfds_sources import TfdsSplit
 from dape_jax.data.writer import WORK, CorpusWriter, Item
 from dape_jax.errors import ConfigError
+from dape_jax.locking import locked
 
 # Text that is encoded at a time: some of it for every core, and packages take up to
 # 80 bytes of memory for each of these.
 _BATCH_BYTES = 4 << 20
 _BATCH_DOCUMENTS = 4096
-
-
-@contextlib.contextmanager
-def _locked(folder: pathlib.Path) -> Iterator[None]:
-  with (folder / "lock").open("w") as stream:
-    try:
-      fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-      raise ConfigError(
-          f"--output={folder.parent} is being prepared by another process: wait"
-          " for it, or give another folder."
-      ) from error
-    yield
 
 
 def _finished(folder: pathlib.Path, plan: Any) -> dict[str, Any] | None:
@@ -79,7 +64,11 @@ def run(job: Job) -> dict[str, Any]:
           " or does not exist."
       )
     work.mkdir(parents=True, exist_ok=True)
-    with _locked(work):
+    message = (
+        f"--output={folder} is being prepared by another process: wait for it, or"
+        " give another folder."
+    )
+    with locked(work / "lock", message):
       # Another process may have finished in the meantime.
       if manifest := _finished(folder, plan):
         return manifest

@@ -80,6 +80,8 @@ def _text_of(line: bytes, field: str) -> tuple[bytes, str]:
     return b"", ""
   try:
     values = json.loads(line)
+  except RecursionError:
+    return b"", "not JSON (it is nested too deeply)"
   except ValueError as error:  # UnicodeDecodeError too.
     utf8 = isinstance(error, UnicodeDecodeError)
     return b"", "not UTF-8" if utf8 else f"not JSON ({error})"

@@ -1,5 +1,7 @@
 """Which encodings the layers of a config have."""
 
+import jax
+
 from dape_jax import encodings
 from dape_jax.config import ModelConfig
 from dape_jax.encodings.base import PositionalEncoding
@@ -34,6 +36,39 @@ def check_positions(config: ModelConfig, num_positions: int, what: str) -> None:
       raise ConfigError(
           f'{what}: encoding "{name}" ends at {limit} positions; read shorter'
           " text, or see its options for a higher limit."
+      )
+
+
+def check_ring(config: ModelConfig, tokens: int) -> None:
+  """Checks that keys may go round a ring of devices (config.mesh.ring).
+
+  Args:
+    config: of the model.
+    tokens: of a row, on each device.
+
+  Raises:
+    ConfigError: an encoding needs whole rows, or more neighbours than a device has
+      tokens.
+  """
+  for name in config.encodings:
+    encoding = make_encoding(config, name, parent=None)
+    score_mod, _ = jax.eval_shape(
+        lambda e=encoding: e.init_with_output(
+            jax.random.key(0), method="score_mod"
+        )
+    )
+    if score_mod is None:
+      continue
+    if score_mod.scope == "row":
+      raise ConfigError(
+          f'config.mesh.ring: encoding "{name}" needs all keys of a row at once;'
+          " set config.mesh.ring=False, which gathers them."
+      )
+    if score_mod.halo > tokens:
+      raise ConfigError(
+          f'config.mesh.context: encoding "{name}" reads {score_mod.halo} keys'
+          f" beside each, and a device has {tokens} tokens of a row; choose a"
+          " smaller one."
       )
 
 

@@ -27,10 +27,17 @@ def _is_step(path: epath.Path) -> bool:
 
 
 def step_folders(folder: epath.Path) -> list[epath.Path]:
-  """Returns the finished steps in a folder of them, the latest first."""
+  """Returns the finished steps in a folder of them, the latest first.
+
+  In a run's own folder every number is one, even if nothing is left in it: it is
+  damaged, and no step that could be written again. (A local step gets its name when
+  it is finished; on gs:// it has it from the beginning.)
+  """
   if not folder.is_dir():
     return []
-  steps = [path for path in folder.iterdir() if _is_step(path)]
+  is_own = folder.name == "checkpoints" and not is_remote(folder)
+  is_step = (lambda path: path.name.isdigit()) if is_own else _is_step
+  steps = [path for path in folder.iterdir() if is_step(path)]
   return sorted(steps, key=lambda path: int(path.name), reverse=True)
 
 

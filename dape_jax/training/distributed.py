@@ -1,9 +1,11 @@
 """Runs of several processes: joining them, and stopping them together."""
 
 import glob
+import hashlib
 import os
 import signal
 import sys
+import threading
 
 import jax
 import numpy as np
@@ -81,6 +83,36 @@ def all_agree(condition: bool) -> bool:
   return bool(multihost_utils.process_allgather(np.array(condition)).all())
 
 
+def raise_together(error: Exception | None) -> None:
+  """Raises an error of any process in all of them; each makes the call.
+
+  A process that goes on alone would wait for the others for minutes.
+
+  Raises:
+    Exception: that of this process, or a ConfigError if another one has one.
+  """
+  if all_agree(error is None):
+    return
+  raise error or ConfigError(
+      "another process of this run failed; see its output."
+  )
+
+
+def check_equal(value: str, message: str) -> None:
+  """Checks that all processes have the same text; each makes the call.
+
+  Raises:
+    ConfigError: one has another; `message` in all of them.
+  """
+  if jax.process_count() == 1:
+    return
+  digest = hashlib.sha256(value.encode()).digest()
+  numbers = np.frombuffer(digest, np.uint32)
+  gathered = multihost_utils.process_allgather(numbers)
+  if (gathered != gathered[0]).any():
+    raise ConfigError(message)
+
+
 class Preemption:
   """Whether the run is told to stop; a context manager that catches SIGTERM.
 
@@ -94,7 +126,9 @@ class Preemption:
     self._previous = None
 
   def __enter__(self) -> "Preemption":
-    if jax.process_count() == 1:
+    # Python lets the main thread alone catch signals.
+    is_main = threading.current_thread() is threading.main_thread()
+    if jax.process_count() == 1 and is_main:
       self._previous = signal.signal(signal.SIGTERM, self._tell)
     return self
 

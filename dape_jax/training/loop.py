@@ -1,13 +1,11 @@
 """The training loop: resume, step, log, evaluate, checkpoint, stop."""
 
 import contextlib
-import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import jax
-from etils import epath
 
 from dape_jax.config import ExperimentConfig, TaskConfig
 from dape_jax.config_dict import experiment_to_dict
@@ -18,35 +16,29 @@ from dape_jax.training.checkpoint_saver import CheckpointSaver
 from dape_jax.training.flops import flops_per_token
 from dape_jax.training.metrics import MetricsWriter, Throughput
 from dape_jax.training.profile import ProfileWindow, check_profile_steps
-from dape_jax.training.resume import first_state
+from dape_jax.training.resume import check_same_run, first_state
 from dape_jax.training.run import Run
+from dape_jax.training.workdir import alone_in, write_config, writing_to
 
 
 class FailedRunError(RuntimeError):
   """A run that cannot go on, or whose last state is lost."""
 
 
-@contextlib.contextmanager
-def _writing_to(workdir: epath.Path) -> Iterator[None]:
-  try:
-    yield
-  except ImportError as e:  # Of what reads gs:// and so on.
-    raise ConfigError(f"--workdir={workdir}: {e}.") from e
-  except OSError as e:
-    raise ConfigError(
-        f"--workdir={workdir} cannot be written ({e.strerror or e}); give a"
-        " folder that can."
-    ) from e
-
-
-def _write_config(config: ExperimentConfig, workdir: epath.Path) -> None:
-  temporary = workdir / "config.json.tmp"
-  temporary.write_text(json.dumps(experiment_to_dict(config), indent=2) + "\n")
-  temporary.replace(workdir / "config.json")
-
-
 def _is_due(every: int, step: int, last: int) -> bool:
   return step == last or (every > 0 and step % every == 0)
+
+
+def _open(config: ExperimentConfig) -> Run:
+  """Returns the run of a config, the same in all processes."""
+  run = error = None
+  try:
+    run = Run(config, partitioning.make_mesh(config.mesh))
+  except ConfigError as e:
+    error = e
+  distributed.raise_together(error)
+  check_same_run(run)
+  return run
 
 
 def _description(run: Run) -> str:
@@ -139,7 +131,9 @@ def train_steps(run, state, saver, writer, throughput, profile) -> None:
       if stop:
         break
       throughput.restart(step)
-  if not saver.wait():
+    # Told to stop once more, it must not end before the last state is written.
+    saved = saver.wait()
+  if not saved:
     raise FailedRunError(
         f"the state after step {step} could not be written (see above); the same"
         " command goes on from the checkpoint before it."
@@ -162,8 +156,8 @@ def train(
 
   The same call with the same workdir goes on from the latest checkpoint; the
   losses are those of a run that was never interrupted, bit for bit on the same
-  devices. The workdir gets config.json, metrics.jsonl, tensorboard/ and
-  checkpoints/. Told to stop by SIGTERM, it saves and returns.
+  devices. The workdir gets config.json, metrics.jsonl, tensorboard/, checkpoints/
+  and a lock, which keeps a second run out of it. Told to stop by SIGTERM, it saves and returns.
 
   In a run of several processes all make the same call, after
   `distributed.initialize`.
@@ -182,10 +176,9 @@ def train(
       before), or the last checkpoint could not be written.
   """
   workdir = absolute_path(workdir)
-  with _writing_to(workdir):
+  with writing_to(workdir):
     workdir.mkdir(parents=True, exist_ok=True)
-  mesh = partitioning.make_mesh(config.mesh)
-  run = Run(config, mesh)
+  run = _open(config)
   distributed.say(_description(run))
   tokens_per_step = config.train.batch_size * config.data.row_length
   params = run.abstract_state.params
@@ -194,7 +187,8 @@ def train(
       flops_per_token(config.model, params, config.data.row_length),
   )
   with contextlib.ExitStack() as stack:
-    stack.enter_context(jax.set_mesh(mesh))
+    stack.enter_context(jax.set_mesh(run.mesh))
+    stack.enter_context(alone_in(workdir))
     folder = workdir / "checkpoints"
     state = first_state(run, folder, skip_damaged)
     first_step = int(jax.device_get(state.step))
@@ -205,14 +199,14 @@ def train(
       )
       return
     check_profile_steps(profile_steps, first_step, config.train.steps)
-    with _writing_to(workdir):
+    with writing_to(workdir):
       saver = stack.enter_context(
           CheckpointSaver(
               folder, config.train.keep_checkpoints, config.train.keep_every
           )
       )
       if jax.process_index() == 0:
-        _write_config(config, workdir)
+        write_config(config, workdir)
       writer = stack.enter_context(
           MetricsWriter(
               workdir,

@@ -1,5 +1,7 @@
 """Where the numbers of a run go: JSONL, TensorBoard, the terminal."""
 
+import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -35,6 +37,42 @@ def _drop_later_lines(path: pathlib.Path, step: int) -> None:
   temporary = path.with_suffix(".tmp")
   temporary.write_text("".join(kept))
   os.replace(temporary, path)
+
+
+class _Log:
+  """A text file that outlives a full disk: what does not fit is kept for later."""
+
+  def __init__(self, path: pathlib.Path):
+    self._path = path
+    self._file = path.open("ab", buffering=0)
+    self._size = self._file.seek(0, os.SEEK_END)
+    self._left = b""
+    self._is_told = False
+
+  def append(self, line: str) -> None:
+    self._left += line.encode()
+    try:
+      written = self._file.write(self._left)
+      if written < len(self._left):
+        self._file.truncate(self._size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as e:
+      if not self._is_told:
+        print(
+            f"{self._path} cannot be written ({e.strerror}); its lines are kept"
+            " until it can be. Those of tensorboard/ may be lost.",
+            file=sys.stderr,
+            flush=True,
+        )
+      self._is_told = True
+    else:
+      self._size += written
+      self._left, self._is_told = b"", False
+
+  def close(self) -> None:
+    if self._left:
+      self.append("")
+    self._file.close()
 
 
 class Throughput:
@@ -121,7 +159,7 @@ class MetricsWriter:
         (workdir / _JSONL).copy(self._folder / _JSONL)
     path = self._folder / _JSONL
     _drop_later_lines(path, first_step)
-    self._jsonl = path.open("a", buffering=1)
+    self._log = _Log(path)
     # The name has seconds only; the suffix keeps a quick restart from
     # overwriting the file of the run before.
     self._events = tensorboardX.SummaryWriter(
@@ -143,8 +181,9 @@ class MetricsWriter:
 
   def __exit__(self, *_) -> None:
     if self._main_process:
-      self._jsonl.close()
-      self._events.close()
+      self._log.close()
+      with contextlib.suppress(OSError):
+        self._events.close()
       self._copy()
       if self._is_remote:
         shutil.rmtree(self._folder)
@@ -154,7 +193,8 @@ class MetricsWriter:
   def flush(self) -> None:
     """Makes all that was written be in the workdir."""
     if self._main_process:
-      self._events.flush()
+      with contextlib.suppress(OSError):
+        self._events.flush()
       self._copy()
 
   def _copy(self) -> None:
@@ -180,9 +220,11 @@ class MetricsWriter:
     """
     if not self._main_process:
       return
-    self._jsonl.write(json.dumps({"step": step, **values}) + "\n")
-    for name, value in values.items():
-      self._events.add_scalar(name, value, step)
+    self._log.append(json.dumps({"step": step, **values}) + "\n")
+    # Its thread ends when it cannot write, and would be waited for ever after.
+    if self._events.file_writer.event_writer._worker.is_alive():
+      for name, value in values.items():
+        self._events.add_scalar(name, value, step)
     self._show(step, values)
 
   def _show(self, step: int, values: Mapping[str, float]) -> None:

@@ -121,7 +121,7 @@ def _moved(program: Program, instruction: Instruction, types) -> int:
     inside = program.computations[calls]
     inner_types = {i.name: i.type for i in inside}
     return sum(_moved(program, i, inner_types) for i in inside)
-  if opcode.endswith("-start"):
+  if opcode.endswith("-start") and opcode != "all-reduce-start":
     return bytes_of(instruction.type)  # Operand and result.
   if opcode == "fusion":
     inside = program.computations.get(instruction.attribute("calls"), ())
@@ -175,8 +175,9 @@ def _collectives(program: Program, instruction: Instruction):
       continue
     channel = re.search(r"channel_id=(\d+)", i.line)
     parts = elements(i.type)
-    # Of an asynchronous one the type is (operand, result, ...).
-    result = parts[1] if i.opcode.endswith("-start") and parts[1:] else i.type
+    # Of an asynchronous one the type is (operand, result, ...), but for all-reduce.
+    is_pair = i.opcode.endswith("-start") and kind != "all-reduce"
+    result = parts[1] if is_pair and parts[1:] else i.type
     amount = bytes_of(result, anywhere=True)
     size = _group_size(i.line)
     if kind == "reduce-scatter":

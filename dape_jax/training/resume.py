@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from dape_jax.config import ExperimentConfig
+from dape_jax.config import DataConfig, ExperimentConfig
 from dape_jax.config_dict import experiment_from_dict, experiment_to_dict
 from dape_jax.errors import ConfigError
 from dape_jax.training import checkpoint, distributed
@@ -16,11 +16,9 @@ from dape_jax.training.run import Run
 
 # Settings that a resumed run may change: they do not change its result. Where the
 # data lie is free, because the data's state says what they are.
-_FREE = frozenset(
+_WHERE = frozenset({"data.dir", "data.source", "data.tokenizer"})
+_FREE = _WHERE | frozenset(
     {
-        "data.dir",
-        "data.source",
-        "data.tokenizer",
         "mesh.data",
         "mesh.fsdp",
         "mesh.context",
@@ -43,6 +41,30 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     else:
       flat[prefix + name] = value
   return flat
+
+
+def check_same_run(run: Run) -> None:
+  """Checks that all processes of a run have the same settings and texts.
+
+  Raises:
+    ConfigError: they have not, in all of them.
+  """
+  values = _flatten(experiment_to_dict(run.config))
+  # Where texts lie may differ from machine to machine.
+  settings = {k: v for k, v in values.items() if k not in _WHERE}
+  distributed.check_equal(
+      json.dumps(settings, sort_keys=True, default=str),
+      "the processes of this run have different settings: start all of them by the"
+      " same command.",
+  )
+  texts = [batches.data_state(0) for batches in (run.batches, run.validation)]
+  distributed.check_equal(
+      json.dumps(texts, sort_keys=True, default=str),
+      f"config.data.source={run.config.data.source} is not the same text for all"
+      " processes of this run: prepare it once and copy it to all of them."
+      if isinstance(run.config.data, DataConfig)
+      else "the processes of this run have different tasks.",
+  )
 
 
 def check_same_config(
@@ -93,19 +115,22 @@ def first_state(run: Run, folder: epath.Path, skip_damaged: bool):
   """
   found = step_folders(folder)
   for path in found:
-    error = None
+    damaged = wrong = None
     try:
       state = _load(run, path)
     except checkpoint.DamagedCheckpointError as e:
-      error = e
-    if distributed.all_agree(error is None):
+      damaged = e
+    except ConfigError as e:
+      wrong = e
+    distributed.raise_together(wrong)
+    if distributed.all_agree(damaged is None):
       distributed.say(f"going on from {path}")
       return state
     if not skip_damaged:
-      raise error or checkpoint.DamagedCheckpointError(
+      raise damaged or checkpoint.DamagedCheckpointError(
           f"checkpoint {path} is damaged for another process of this run."
       )
-    distributed.say(f"warning: {error}")
+    distributed.say(f"warning: {damaged}")
     if jax.process_index() == 0:
       distributed.say(
           f"moved to {set_aside(path)}; looking for the one before it"

@@ -7,7 +7,7 @@ import jax
 
 from dape_jax.config import ExperimentConfig
 from dape_jax.models import Transformer
-from dape_jax.models.layer_encodings import check_positions
+from dape_jax.models.layer_encodings import check_positions, check_ring
 from dape_jax.training import partitioning
 from dape_jax.training.batches import make_batches
 from dape_jax.training.optimizer import learning_rate_schedule, make_optimizer
@@ -38,6 +38,8 @@ class Program:
         config.train.max_position,
         f"config.train.max_position={config.train.max_position}",
     )
+    if config.mesh.ring:
+      check_ring(config.model, length // config.mesh.context)
     model = Transformer(config.model)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     self.config = config
@@ -93,7 +95,8 @@ class Run(Program):
 
   def validation_loss(self, params: Any) -> float:
     """Returns nats per weighted token of the first validation batches."""
-    # Not beyond the first epoch: no window counts twice.
+    # Not beyond the first epoch: no window counts twice, if there are as many as a
+    # batch has.
     whole = self.validation.num_windows // self.config.train.batch_size
     count = min(self.config.train.eval_batches, max(whole, 1))
     sums = [

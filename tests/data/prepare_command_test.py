@@ -30,6 +30,7 @@ def results(tmp_path_factory):
   texts = "".join(json.dumps({"text": f"text {i}"}) + "\n" for i in range(200))
   (folder / "train.jsonl").write_text(texts)
   (folder / "bad.jsonl").write_text(texts + "{")
+  (folder / "one.txt").write_text("one document")
   train = f"--train={folder}/train.jsonl"
   out = f"--output={folder}/out"
   held_out = ["--test_fraction=0.1", "--validation_fraction=0.1"]
@@ -64,6 +65,33 @@ def results(tmp_path_factory):
       "tfds": [out, "--tfds=pg19", f"--tfds_data_dir={folder}"],
       "tokenizer": [out, train, "--tokenizer=byte"],
       "comma": ["--output=a,b", train],
+      "left_over": [out, train, "b.jsonl"],
+      "field": [out, train, *held_out, "--text_field=title"],
+      "new_field": [
+          f"--output={folder}/new",
+          train,
+          *held_out,
+          "--text_field=title",
+      ],
+      "right_field": [f"--output={folder}/new", train, *held_out],
+      "nothing_held_out": [
+          f"--output={folder}/few",
+          train,
+          "--test_fraction=0",
+      ],
+      "all_held_out": [
+          f"--output={folder}/few",
+          train,
+          "--test_fraction=0.5",
+          "--validation_fraction=0.5",
+      ],
+      "none": [f"--output={folder}/none", f"--train={folder}/one.txt"],
+      "all_damaged": [
+          f"--output={folder}/damaged",
+          train,
+          "--text_field=title",
+          "--on_error=skip",
+      ],
   }
   done = subprocess.run(
       [sys.executable, "-c", _DRIVER],
@@ -94,6 +122,15 @@ def test_verify(results):
   assert status is None and "all 11 files are as they were written" in out
 
 
+def test_a_folder_in_which_nothing_was_written_takes_another_command(results):
+  assert results["right_field"][0] is None
+  assert "is prepared:" in results["right_field"][1]
+
+
+def test_few_documents_are_told_before_they_are_read(results):
+  assert "warning: of 1 documents (a .txt file is one)" in results["none"][2]
+
+
 def test_skipped_documents_are_told(results):
   assert (
       "bad.jsonl: 1 damaged documents left out, 0 empty" in results["skip"][1]
@@ -115,6 +152,13 @@ def test_skipped_documents_are_told(results):
         ("tfds", "dape_jax[tfds-prepare]"),
         ("tokenizer", "--tokenizer='byte' is unknown. Did you mean \"bytes\"?"),
         ("comma", "a comma separates sources"),
+        ("left_over", "'b.jsonl' is left over: put commas between files"),
+        ("field", "of another command, with"),
+        ("new_field", "no field 'title': give --text_field, of text"),
+        ("nothing_held_out", "--test_fraction=0 would leave nothing for test"),
+        ("all_held_out", "leave nothing to train"),
+        ("none", "None of the 1 documents was held out for val"),
+        ("all_damaged", "All 200 documents were damaged"),
     ],
 )
 def test_refusals_are_one_line(results, name, message):

@@ -65,9 +65,10 @@ def test_going_on_behind_any_record(tmp_path, kind, skip):
     [
         (b'{"text": "a"', "not JSON"),
         (b"[1]", "not a JSON object"),
+        (b'{"x": ' + 100_000 * b"[", "nested too deeply"),
         (
             b'{"txt": "a"}',
-            "no field 'text'; --text_field. Did you mean \"txt\"",
+            "no field 'text': give --text_field, of txt",
         ),
         (b'{"text": 5}', "'text' is int, not a text"),
         (b'{"text": "a\xff"}', "not UTF-8"),
@@ -108,7 +109,16 @@ def test_texts_that_are_not_utf8_are_told(tmp_path):
 
 def test_a_column_that_is_not_there_is_told(tmp_path):
   (record,) = _records(_write(tmp_path, ".parquet"), field="txt")
-  assert "no column 'txt'" in record.problem and '"text"' in record.problem
+  assert record.problem == "no column 'txt': give --text_field, of other, text"
+
+
+def test_little_is_lost_before_the_end_of_a_file_that_is_cut_off(tmp_path):
+  path = tmp_path / "a.jsonl.zst"
+  texts = [f"{i} " + "word " * 20 for i in range(5000)]
+  path.write_bytes(_zstd(_lines(texts))[:-1])
+  *whole, last = _records(path)
+  assert "damaged or cut off" in last.problem
+  assert len(texts) - len(whole) < 2 * 2**16 / len(texts[0])
 
 
 def test_files_folders_and_globs(tmp_path):

@@ -30,8 +30,9 @@ _MATRICES = 3 * (4 * 8 * 8 + 2 * 8 * 32) + 8 * 10
     [
         ({}, 5, 3 * 2 * 8),
         ({"causal": False}, 9, 3 * 2 * 8),
-        ({"windows": (4,)}, 4, 3 * 2 * 8),
-        ({"windows": (4, 0, 0)}, (4 + 5 + 5) / 3, 3 * 2 * 8),
+        ({"windows": (4,)}, (1 + 2 + 3 + 6 * 4) / 9, 3 * 2 * 8),
+        ({"windows": (4,), "causal": False}, (2 * 30 - 9) / 9, 3 * 2 * 8),
+        ({"windows": (4, 0, 0)}, (30 / 9 + 5 + 5) / 3, 3 * 2 * 8),
         # Two scores and two biases to 32, to two scores.
         ({"encoding": "dape_kerple_log"}, 5, 3 * (2 * 8 + 6 * 32)),
         (
@@ -43,7 +44,15 @@ _MATRICES = 3 * (4 * 8 * 8 + 2 * 8 * 32) + 8 * 10
     ],
 )
 def test_flops_by_hand(changes, seen, per_pair):
-  assert _flops(9, **changes) == 6 * (_MATRICES + seen * per_pair)
+  expected = 6 * (_MATRICES + seen * per_pair)
+  assert _flops(9, **changes) == pytest.approx(expected, rel=1e-12)
+
+
+def test_networks_count_the_keys_of_their_own_layers():
+  encoding = "nope,dape_kerple_log,nope"
+  pairs = (5 + 30 / 9 + 5) * 2 * 8 + 30 / 9 * 6 * 32
+  found = _flops(9, encoding=encoding, windows=(0, 4, 0))
+  assert found == pytest.approx(6 * (_MATRICES + pairs), rel=1e-12)
 
 
 def test_grouped_queries_have_smaller_matrices():

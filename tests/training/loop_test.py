@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from dape_jax import locking
 from dape_jax.config_dict import experiment_from_dict
 from dape_jax.errors import ConfigError
 from dape_jax.training import batches, checkpoint, loop
@@ -141,6 +142,50 @@ def test_a_run_without_a_whole_checkpoint_says_that_it_starts_anew(
   loop.train(config, tmp_path, skip_damaged=True)
   assert "is whole: starting anew" in capsys.readouterr().err
   assert read_results(tmp_path) == results
+
+
+def test_a_step_of_which_nothing_is_left_is_damaged(
+    make_config, whole, finished, read_results
+):
+  for item in (finished / "checkpoints" / "40").iterdir():
+    shutil.rmtree(item) if item.is_dir() else item.unlink()
+  with pytest.raises(ConfigError, match="checkpoints/40 is damaged"):
+    loop.train(make_config(), finished)
+  loop.train(make_config(), finished, skip_damaged=True)
+  assert read_results(finished) == read_results(whole)
+
+
+def test_a_second_run_in_a_workdir_is_refused(make_config, tmp_path):
+  with (
+      locking.locked(tmp_path / "lock", ""),
+      pytest.raises(ConfigError, match="another process trains in it"),
+  ):
+    loop.train(make_config(), tmp_path)
+  assert not (tmp_path / "checkpoints").exists()
+
+
+def test_steps_to_profile_that_a_run_does_not_make_are_refused(
+    make_config, tmp_path
+):
+  config = make_config({"train.steps": 3, "train.eval_every": 0})
+  message = "profile_steps=2,5: this run makes the steps 1 to 3"
+  with pytest.raises(ConfigError, match=message):
+    loop.train(config, tmp_path, profile_steps=(2, 5))
+
+
+def test_sigterm_while_the_last_state_is_written_loses_nothing(
+    make_config, monkeypatch, tmp_path
+):
+  config = make_config({"train.steps": 3, "train.eval_every": 0})
+  wait = loop.CheckpointSaver.wait
+
+  def terminated(self):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return wait(self)
+
+  monkeypatch.setattr(loop.CheckpointSaver, "wait", terminated)
+  loop.train(config, tmp_path)
+  assert checkpoint.load_for_evaluation(tmp_path)[2] == 3
 
 
 def test_a_run_whose_last_state_is_lost_says_so(

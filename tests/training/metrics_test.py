@@ -1,6 +1,7 @@
 """The files that a run's numbers go to."""
 
 import json
+import resource
 
 from etils import epath
 from tensorboardX.proto import event_pb2
@@ -46,6 +47,25 @@ def test_a_resumed_run_drops_what_the_killed_one_wrote_later(tmp_path):
       {"step": 2, "loss": 2.1},
       {"step": 3, "loss": 7.0},
   ]
+
+
+def test_lines_that_a_full_disk_refuses_are_written_later(tmp_path, capsys):
+  path = tmp_path / "metrics.jsonl"
+  with _writer(tmp_path, 0) as writer:
+    writer.write(1, {"loss": 0.5})
+    size = path.stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, limits[1]))
+    try:
+      writer.write(2, {"loss": 0.25})
+      writer.write(3, {"loss": 0.125})
+      assert path.stat().st_size == size
+    finally:
+      resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    writer.write(4, {"loss": 0.0625})
+  records = [json.loads(line) for line in path.read_text().splitlines()]
+  assert [record["step"] for record in records] == [1, 2, 3, 4]
+  assert capsys.readouterr().err.count("cannot be written") == 1
 
 
 def test_tensorboard_gets_the_same_numbers_and_hides_the_dropped(tmp_path):

@@ -11,6 +11,7 @@ from dape_jax.errors import ConfigError
 from dape_jax.models import Transformer
 from dape_jax.training import partitioning
 from dape_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from dape_jax.training.run import Program
 from dape_jax.training.step import make_train_step
 
 _MESH = dict(data=2, fsdp=2, context=2)
@@ -124,6 +125,15 @@ def test_meshes_that_do_not_fit_are_refused(make_config):
     make_config({"mesh.context": 5})
   with pytest.raises(ConfigError, match=r"config.mesh.ring=True: needs rows"):
     MeshConfig(ring=True)
+  ring = {"mesh.context": 8, "mesh.ring": True}
+  mesh = partitioning.make_mesh(MeshConfig(context=8, ring=True))
+  with pytest.raises(
+      ConfigError, match=r'ring: encoding "cope" needs all keys'
+  ):
+    Program(make_config(ring | {"model.encoding": "cope"}), mesh)
+  wide = {"model.encoding": "dape_v2_fire", "data.length": 8}
+  with pytest.raises(ConfigError, match=r"context: .* a device has 1 tokens"):
+    Program(make_config(ring | wide), mesh)
   mesh = partitioning.make_mesh(MeshConfig(fsdp=2))
   config = make_config({"train.batch_size": 24, "train.accumulation": 2})
   with pytest.raises(

@@ -54,7 +54,7 @@ def train(run):
   """Returns a function that starts so many processes of train.py."""
   started = []
 
-  def train(workdir, processes, *flags):
+  def train(workdir, processes, *flags, each=None):
     with socket.socket() as free:
       free.bind(("127.0.0.1", 0))
       address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -67,6 +67,7 @@ def train(run):
             f"--num_processes={processes}",
             f"--process_id={number}",
             *flags,
+            *(each[number] if each else ()),
             devices=2,
         )
         for number in range(processes)
@@ -137,6 +138,22 @@ def test_killed_stopped_and_gone_on_with_by_others(
   )
   results = json.loads((report / "results.json").read_text())
   assert [row["length"] for row in results["runs"][0]["rows"]] == [32, 64]
+
+
+@pytest.mark.parametrize(
+    "flag, message",
+    [
+        ("--config.optimizer.learning_rate=0.5", "have different settings"),
+        ("--config.data.source=code", "is not the same text for all"),
+    ],
+)
+def test_processes_that_differ_are_refused(train, tmp_path, flag, message):
+  outputs = []
+  one, other = train(tmp_path, 2, each=[(), (flag,)])
+  for process in (one, other):
+    outputs.append(process.communicate(timeout=200)[0])
+    assert process.returncode == 2, outputs
+  assert all(message in output for output in outputs)
 
 
 def test_flags_of_processes_belong_together(run, tmp_path):
