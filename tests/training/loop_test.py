@@ -134,11 +134,11 @@ def test_a_damaged_checkpoint_is_told_and_skipped_if_asked(
 def test_a_run_without_a_whole_checkpoint_says_that_it_starts_anew(
     make_config, tmp_path, read_results, capsys
 ):
-  config = make_config({"train.steps": 2, "train.eval_every": 0})
+  config = make_config({"train.steps": 3, "train.eval_every": 0})
   loop.train(config, tmp_path)
   assert "starting anew" not in capsys.readouterr().err
   results = read_results(tmp_path)
-  shutil.rmtree(tmp_path / "checkpoints" / "2" / "params")
+  shutil.rmtree(tmp_path / "checkpoints" / "3" / "params")
   loop.train(config, tmp_path, skip_damaged=True)
   assert "is whole: starting anew" in capsys.readouterr().err
   assert read_results(tmp_path) == results
@@ -180,8 +180,9 @@ def test_sigterm_while_the_last_state_is_written_loses_nothing(
   wait = loop.CheckpointSaver.wait
 
   def terminated(self):
+    monkeypatch.setattr(loop.CheckpointSaver, "wait", wait)
     os.kill(os.getpid(), signal.SIGTERM)
-    return wait(self)
+    return self.wait()
 
   monkeypatch.setattr(loop.CheckpointSaver, "wait", terminated)
   loop.train(config, tmp_path)
