@@ -3,6 +3,7 @@
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
 
 @flax.struct.dataclass
@@ -160,8 +161,10 @@ def append_to_slots(
 
 def slots_of_layer(slots: jax.Array, layer: jax.Array | int) -> jax.Array:
   """Returns one layer's [B, S, F] of the slots [num_layers, B, S, F]."""
+  # Else what likes another layout (a kernel) may make the whole cache have it, by a
+  # copy.
   own = jax.lax.dynamic_index_in_dim(slots, layer, keepdims=False)
-  return jax.lax.optimization_barrier(own)
+  return with_layout_constraint(own, Layout(major_to_minor=(0, 1, 2)))
 
 
 def last_slot(slots: jax.Array, filled: jax.Array, num_new: int) -> jax.Array:
