@@ -113,6 +113,8 @@ def rows_of_layer(
       outputs["attention"][name]["__call__"][0] for name in ("query", "key")
   )
   cache = reading.cache
+  keys = slots_of_layer(cache.keys, layer)
+  keys_BxSxKxH = keys.reshape(*keys.shape[:2], *key.shape[2:])
   features = cache.features
   if features is not None:
     features = slots_of_layer(features, layer)[..., : encoding.key_features]
@@ -123,7 +125,7 @@ def rows_of_layer(
       x_BxTxD,
       query,
       key,
-      slots_of_layer(cache.keys, layer),
+      keys_BxSxKxH,
       features if encoding.key_features else None,
       cache.positions,
   )

@@ -235,8 +235,8 @@ def check_chunks_through_the_cache(name, run):
       features = append(features, kv_features)
     out = dape_jax.attention(
         query,
-        own(keys),
-        own(values),
+        own(keys).reshape(SHAPE),
+        own(values).reshape(SHAPE),
         encoding.score_mod(),
         q_positions=here,
         kv_positions=positions,
@@ -249,9 +249,8 @@ def check_chunks_through_the_cache(name, run):
     return out, keys, values, features
 
   # What a slot holds before its token comes must not matter (T13).
-  rows, length, *heads = SHAPE
-  shapes = (heads, heads, [CASES[name].encoding.key_features])
-  slots = [jnp.full((1, rows, *shape, length), jnp.nan) for shape in shapes]
+  sizes = (*2 * [HEADS * HEAD_DIM], CASES[name].encoding.key_features)
+  slots = [jnp.full((1, *SHAPE[:2], size), jnp.nan) for size in sizes]
   for start in range(0, LENGTH, 6):
     part = slice(start, start + 6)
     out, *slots = step(inputs()[:, part], start, *slots)

@@ -72,6 +72,7 @@ def test_the_model_attends_with_these_scores(name):
     weights = np.exp(modified - modified.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     values = np.asarray(read.cache.values[layer, 0])
+    values = values.reshape(len(values), -1, config.width // 2)
     values = np.repeat(values, 2 // values.shape[1], axis=1)
     own = reading.of_layer(config, params["layers"], layer, "attention")
     out = np.einsum("nts,snh,nhd->td", weights, values, own["output"]["kernel"])
