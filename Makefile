@@ -68,6 +68,9 @@ aot: $(VENV)/.ready-test
 	    compile --config=$$config --topology=v5e:2x2 --eval_length=131072; \
 	  done; \
 	done; \
+	for size in 125m 350m 1.3b 2.7b 6.7b; do \
+	  compile --config=configs/lm.py:size=$$size,length=2048 --topology=v5e:4x8; \
+	done; \
 	for size in 2.7b 6.7b; do for slice in v5p:2x4x4 v6e:4x8; do \
 	  compile --config=configs/lm.py:size=$$size --topology=$$slice --generate_code; \
 	done; done

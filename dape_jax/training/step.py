@@ -25,12 +25,17 @@ def weighted_nats(
     weights_BxT: float32; 0 leaves a token out.
 
   Returns:
-    float32 scalar in nats.
+    float32 scalar in nats; NaN for a target that is no id and has a weight.
   """
-  nats_BxT = optax.softmax_cross_entropy_with_integer_labels(
-      logits_BxTxV.astype(jnp.float32), targets_BxT
-  )
-  return jnp.sum(nats_BxT * weights_BxT)
+  logits_BxTxV = logits_BxTxV.astype(jnp.float32)
+  ids_V = jnp.arange(logits_BxTxV.shape[-1])
+  is_target_BxTxV = ids_V == targets_BxT[..., None]
+  # A sum, not a gather, for which TPUs write several copies of all logits.
+  picked_BxT = jnp.sum(logits_BxTxV, axis=-1, where=is_target_BxTxV)
+  is_id_BxT = (targets_BxT >= 0) & (targets_BxT < len(ids_V))
+  picked_BxT = jnp.where(is_id_BxT, picked_BxT, jnp.nan)
+  nats_BxT = jax.nn.logsumexp(logits_BxTxV, axis=-1) - picked_BxT
+  return jnp.sum(jnp.where(weights_BxT == 0, 0.0, nats_BxT * weights_BxT))
 
 
 def _microbatch_nats(
