@@ -10,12 +10,14 @@ paper: dape, kerple or fire. config.data.source must be given: a folder that `py
 tokenizer.json of the Hugging Face model openai-community/gpt2).
 
 The mesh splits the state over as many chips as the size needs (fsdp in _SIZES) and
-the batch over all there are, so that the same line trains on any larger slice.
-What fits where, `python -m dape_jax.training.aot` says without a TPU;
-docs/results/aot.md has a table.
+the batch over all there are, so that the same line trains on any larger slice whose
+chips the rows of a batch can be divided by. Every size fits on 32 chips of v5e, v5p
+or v6e with 256 rows of up to 2,048 tokens, by the TPU compiler
+(docs/results/aot.md). Layers are recomputed in the backward pass (remat="full"):
+without it a step moves more through memory and 1.3b and larger do not fit on v5e.
 
-Hardware and time: 50,000 steps of at least fsdp chips of a TPU v5p, or more of v5e
-and v6e. On a CPU, to look at it: --config.data.source=code --config.train.steps=2
+Hardware and time: 50,000 steps; the table has the roofline's time of one. On a CPU,
+to look at it: --config.data.source=code --config.train.steps=2
 --config.optimizer.warmup_steps=1 --config.train.batch_size=2.
 """
 

@@ -104,6 +104,26 @@ def test_the_largest_batch(tmp_path):
 
 
 @tpu_compiler.needed
+@pytest.mark.parametrize("encoding", ["rope", "dape_v2_kerple_log"])
+def test_reading_holds_the_cache_once(tmp_path, encoding):
+  lines = tmp_path / "aot.jsonl"
+  done = _run(
+      "--topology=v5e:2x2",
+      "--eval_length=65536",
+      f"--config.model.encoding={encoding}",
+      "--config.model.encoding_options={}",
+      f"--json={lines}",
+      "--config.model.num_layers=8",
+      *_SMALL[1:],
+  )
+  assert done.returncode == 0, done.stderr
+  (report,) = aot_report.read_lines(str(lines), "--json")
+  assert report["kernel"] and report["chips"] == 1
+  # Beside it a layer's copies, whose heads of 64 are padded to 128.
+  assert report["parts"]["temporaries"] < report["parts"]["cache"]
+
+
+@tpu_compiler.needed
 def test_a_mesh_axis_may_be_a_part_of_an_axis_of_the_torus():
   done = _run("--topology=v5p:4x4x4", "--config.mesh.fsdp=32", *_SMALL)
   assert done.returncode == 0, done.stderr

@@ -113,6 +113,19 @@ def test_weighted_nats_is_float32_and_leaves_tokens_out():
   np.testing.assert_allclose(nats, np.log1p(np.exp(2.0)), rtol=1e-6)
 
 
+@pytest.mark.parametrize("target", [-1, 2])
+def test_a_target_that_is_no_id_is_nan_where_it_counts(target):
+  logits_BxTxV = jnp.array([[[2.0, 0.0], [5.0, -5.0]]])
+  targets_BxT = jnp.array([[1, target]])
+  weights_BxT = jnp.array([[1.0, 0.0]])
+  assert jnp.isnan(weighted_nats(logits_BxTxV, targets_BxT, 1 - weights_BxT))
+  nats, gradient = jax.value_and_grad(weighted_nats)(
+      logits_BxTxV, targets_BxT, weights_BxT
+  )
+  np.testing.assert_allclose(nats, np.log1p(np.exp(2.0)), rtol=1e-6)
+  np.testing.assert_array_equal(gradient[0, 1], 0.0)
+
+
 def test_a_batch_without_targets_has_no_loss_and_no_gradient(
     make_config, make_mesh, make_state, tiny_corpus
 ):
