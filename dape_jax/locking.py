@@ -22,7 +22,7 @@ def locked(file: str | os.PathLike[str], message: str) -> Iterator[None]:
     ConfigError: another process holds it.
     OSError: the file cannot be made.
   """
-  with open(file, "w") as stream:
+  with open(file, "a") as stream:
     try:
       fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as e:

@@ -28,11 +28,11 @@ def weighted_nats(
     float32 scalar in nats; NaN for a target that is no id and has a weight.
   """
   logits_BxTxV = logits_BxTxV.astype(jnp.float32)
-  ids_V = jnp.arange(logits_BxTxV.shape[-1])
-  is_target_BxTxV = ids_V == targets_BxT[..., None]
+  ids_BxTxV = jax.lax.broadcasted_iota(jnp.int32, logits_BxTxV.shape, 2)
+  is_target_BxTxV = ids_BxTxV == targets_BxT[..., None]
   # A sum, not a gather, for which TPUs write several copies of all logits.
   picked_BxT = jnp.sum(logits_BxTxV, axis=-1, where=is_target_BxTxV)
-  is_id_BxT = (targets_BxT >= 0) & (targets_BxT < len(ids_V))
+  is_id_BxT = (targets_BxT >= 0) & (targets_BxT < logits_BxTxV.shape[-1])
   picked_BxT = jnp.where(is_id_BxT, picked_BxT, jnp.nan)
   nats_BxT = jax.nn.logsumexp(logits_BxTxV, axis=-1) - picked_BxT
   return jnp.sum(jnp.where(weights_BxT == 0, 0.0, nats_BxT * weights_BxT))

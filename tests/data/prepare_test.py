@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from dape_jax import data
+from dape_jax import data, locking
 from dape_jax.data import prepare_run, tfds_sources
 from dape_jax.data.prepare_job import Job, held_out_split
 from dape_jax.data.shards import BLOCK_SIZE
@@ -202,7 +202,7 @@ def test_a_folder_of_another_command_is_refused(files, tmp_path):
   lock = tmp_path / "locked" / "unfinished"
   lock.mkdir(parents=True)
   with (
-      prepare_run._locked(lock),
+      locking.locked(lock / "lock", ""),
       pytest.raises(ConfigError, match="by another process"),
   ):
     prepare_run.run(_job(files, tmp_path / "locked"))
@@ -215,7 +215,7 @@ def test_splits_that_are_given_and_empty_ones(files, tmp_path):
   splits = prepare_run.run(job)["splits"]
   assert [splits[n]["documents"] for n in given] == [150, 149, 1]
   nothing = {"test": 0.0, "validation": 0.1}
-  with pytest.raises(ConfigError, match=r"test split: give --test=FILES"):
+  with pytest.raises(ConfigError, match=r"held out for test.*--test=FILES"):
     prepare_run.run(_job(files, tmp_path / "none", held_out=nothing))
 
 
