@@ -161,9 +161,9 @@ def append_to_slots(
 
 def slots_of_layer(slots: jax.Array, layer: jax.Array | int) -> jax.Array:
   """Returns one layer's [B, S, F] of the slots [num_layers, B, S, F]."""
+  own = jax.lax.dynamic_index_in_dim(slots, layer, keepdims=False)
   # Else what likes another layout (a kernel) may make the whole cache have it, by a
   # copy.
-  own = jax.lax.dynamic_index_in_dim(slots, layer, keepdims=False)
   return with_layout_constraint(own, Layout(major_to_minor=(0, 1, 2)))
 
 
@@ -175,3 +175,31 @@ def last_slot(slots: jax.Array, filled: jax.Array, num_new: int) -> jax.Array:
   index = filled - num_new - 1
   last = jax.lax.dynamic_index_in_dim(slots, index, axis=1, keepdims=False)
   return jnp.where(index < 0, 0, last)
+
+
+@flax.struct.dataclass
+class Slots:
+  """What a cache holds of all layers: see `Cache`."""
+
+  keys: jax.Array
+  values: jax.Array
+  features: jax.Array | None
+
+  def append(self, layer, key, value, kv_features, filled) -> "Slots":
+    """Returns the slots with new entries of a layer, the last at `filled - 1`."""
+    features = self.features
+    if kv_features is not None:
+      # Layers of other encodings may have more.
+      extra = features.shape[-1] - kv_features.shape[-1]
+      widths = [(0, 0), (0, 0), (0, extra)]
+      new = jnp.pad(kv_features, widths)
+      features = append_to_slots(features, layer, new, filled)
+    return Slots(
+        append_to_slots(self.keys, layer, key, filled),
+        append_to_slots(self.values, layer, value, filled),
+        features,
+    )
+
+  def of_layer(self, layer) -> "Slots":
+    """Returns [B, S, K * H] twice, and [B, S, F] or None, of one layer."""
+    return jax.tree.map(lambda s: slots_of_layer(s, layer), self)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dape_jax.attention import (
-    append_to_slots,
+    Slots,
     attention,
     encoded_tokens,
     last_slot,
@@ -44,34 +44,6 @@ class Context:
   kv_segment_ids: jax.Array | None
   filled: jax.Array | None = None
   encoding_params: Any = None
-
-
-@flax.struct.dataclass
-class Slots:
-  """What a cache holds of all layers: see `Cache`."""
-
-  keys: jax.Array
-  values: jax.Array
-  features: jax.Array | None
-
-  def append(self, layer, key, value, kv_features, filled) -> "Slots":
-    """Returns the slots with new entries of a layer, the last at `filled - 1`."""
-    features = self.features
-    if kv_features is not None:
-      # Layers of other encodings may have more.
-      extra = features.shape[-1] - kv_features.shape[-1]
-      widths = [(0, 0), (0, 0), (0, extra)]
-      new = jnp.pad(kv_features, widths)
-      features = append_to_slots(features, layer, new, filled)
-    return Slots(
-        append_to_slots(self.keys, layer, key, filled),
-        append_to_slots(self.values, layer, value, filled),
-        features,
-    )
-
-  def of_layer(self, layer) -> "Slots":
-    """Returns [B, S, K * H] twice, and [B, S, F] or None, of one layer."""
-    return jax.tree.map(lambda s: slots_of_layer(s, layer), self)
 
 
 class Attention(nn.Module):
@@ -138,7 +110,7 @@ class Attention(nn.Module):
     previous = None
     if slots is not None and encoding.key_features:
       previous = last_slot(
-          slots.of_layer(layer).features[..., : encoding.key_features],
+          slots_of_layer(slots.features, layer)[..., : encoding.key_features],
           context.filled,
           num_new=x_BxTxD.shape[1],
       )

@@ -11,13 +11,14 @@ from dape_jax import encodings
 from dape_jax.array_typing import Logits, Positions, SegmentIds, Tokens
 from dape_jax.attention.cache import (
     Cache,
+    Slots,
     append_tokens,
     empty_cache,
     overfilled,
 )
 from dape_jax.config import ModelConfig
 from dape_jax.models.layer_encodings import is_shared, make_encoding
-from dape_jax.models.layers import Block, Context, Slots
+from dape_jax.models.layers import Block, Context
 from dape_jax.models.projections import (
     Einsum,
     layer_norm,

@@ -9,9 +9,9 @@ compiler; --eval_length=131072 compiles eval.py's step for one chip instead, wit
 a cache of as many tokens. Prints, of one chip: bytes of parameters, optimizer,
 batch and temporaries, the peak and the limit; FLOPs, bytes moved, the roofline's
 time and the part of it that collectives take; and what to change if it does not
-fit. That takes seconds; --generate_code compiles to the end. --largest_batch looks for the largest batch that fits. --json=FILE adds a line
-to a file, which --table=FILE prints as a table; the same command again takes its
-numbers from there.
+fit. That takes seconds; --generate_code compiles to the end. --largest_batch looks
+for the largest batch that fits. --json=FILE adds a line to a file, which
+--table=FILE prints as a table; the same command again takes its numbers from there.
 
 Exit status: 0 it fits, 3 it does not, 2 wrong input.
 """

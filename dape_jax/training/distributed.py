@@ -1,11 +1,13 @@
 """Runs of several processes: joining them, and stopping them together."""
 
+import contextlib
 import glob
 import hashlib
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -83,19 +85,24 @@ def all_agree(condition: bool) -> bool:
   return bool(multihost_utils.process_allgather(np.array(condition)).all())
 
 
-def raise_together(error: Exception | None) -> None:
-  """Raises an error of any process in all of them; each makes the call.
+@contextlib.contextmanager
+def failing_together() -> Iterator[None]:
+  """Makes a ConfigError of any process end all of them; each enters the context.
 
-  A process that goes on alone would wait for the others for minutes.
+  A process that went on alone would wait for the others for minutes.
 
   Raises:
-    Exception: that of this process, or a ConfigError if another one has one.
+    ConfigError: that of this process, or one that says that another has one.
   """
-  if all_agree(error is None):
-    return
-  raise error or ConfigError(
-      "another process of this run failed; see its output."
-  )
+  error = None
+  try:
+    yield
+  except ConfigError as e:
+    error = e
+  if not all_agree(error is None):
+    raise error or ConfigError(
+        "another process of this run failed; see its output."
+    )
 
 
 def check_equal(value: str, message: str) -> None:

@@ -9,7 +9,6 @@ import jax
 
 from dape_jax.config import ExperimentConfig, TaskConfig
 from dape_jax.config_dict import experiment_to_dict
-from dape_jax.errors import ConfigError
 from dape_jax.training import distributed, partitioning
 from dape_jax.training.checkpoint_paths import absolute_path
 from dape_jax.training.checkpoint_saver import CheckpointSaver
@@ -31,12 +30,8 @@ def _is_due(every: int, step: int, last: int) -> bool:
 
 def _open(config: ExperimentConfig) -> Run:
   """Returns the run of a config, the same in all processes."""
-  run = error = None
-  try:
+  with distributed.failing_together():
     run = Run(config, partitioning.make_mesh(config.mesh))
-  except ConfigError as e:
-    error = e
-  distributed.raise_together(error)
   check_same_run(run)
   return run
 
@@ -157,7 +152,8 @@ def train(
   The same call with the same workdir goes on from the latest checkpoint; the
   losses are those of a run that was never interrupted, bit for bit on the same
   devices. The workdir gets config.json, metrics.jsonl, tensorboard/, checkpoints/
-  and a lock, which keeps a second run out of it. Told to stop by SIGTERM, it saves and returns.
+  and a lock, which keeps a second run out of it. Told to stop by SIGTERM, it saves
+  and returns.
 
   In a run of several processes all make the same call, after
   `distributed.initialize`.

@@ -1,7 +1,6 @@
 """Where the numbers of a run go: JSONL, TensorBoard, the terminal."""
 
 import contextlib
-import errno
 import json
 import os
 import pathlib
@@ -18,6 +17,7 @@ from etils import epath
 
 from dape_jax.training.checkpoint_paths import is_remote
 from dape_jax.training.chips import chip_of
+from dape_jax.training.log_file import LogFile
 
 _JSONL = "metrics.jsonl"
 
@@ -37,42 +37,6 @@ def _drop_later_lines(path: pathlib.Path, step: int) -> None:
   temporary = path.with_suffix(".tmp")
   temporary.write_text("".join(kept))
   os.replace(temporary, path)
-
-
-class _Log:
-  """A text file that outlives a full disk: what does not fit is kept for later."""
-
-  def __init__(self, path: pathlib.Path):
-    self._path = path
-    self._file = path.open("ab", buffering=0)
-    self._size = self._file.seek(0, os.SEEK_END)
-    self._left = b""
-    self._is_told = False
-
-  def append(self, line: str) -> None:
-    self._left += line.encode()
-    try:
-      written = self._file.write(self._left)
-      if written < len(self._left):
-        self._file.truncate(self._size)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError as e:
-      if not self._is_told:
-        print(
-            f"{self._path} cannot be written ({e.strerror}); its lines are kept"
-            " until it can be. Those of tensorboard/ may be lost.",
-            file=sys.stderr,
-            flush=True,
-        )
-      self._is_told = True
-    else:
-      self._size += written
-      self._left, self._is_told = b"", False
-
-  def close(self) -> None:
-    if self._left:
-      self.append("")
-    self._file.close()
 
 
 class Throughput:
@@ -159,7 +123,7 @@ class MetricsWriter:
         (workdir / _JSONL).copy(self._folder / _JSONL)
     path = self._folder / _JSONL
     _drop_later_lines(path, first_step)
-    self._log = _Log(path)
+    self._log = LogFile(path)
     # The name has seconds only; the suffix keeps a quick restart from
     # overwriting the file of the run before.
     self._events = tensorboardX.SummaryWriter(

@@ -115,14 +115,12 @@ def first_state(run: Run, folder: epath.Path, skip_damaged: bool):
   """
   found = step_folders(folder)
   for path in found:
-    damaged = wrong = None
-    try:
-      state = _load(run, path)
-    except checkpoint.DamagedCheckpointError as e:
-      damaged = e
-    except ConfigError as e:
-      wrong = e
-    distributed.raise_together(wrong)
+    damaged = None
+    with distributed.failing_together():
+      try:
+        state = _load(run, path)
+      except checkpoint.DamagedCheckpointError as e:
+        damaged = e
     if distributed.all_agree(damaged is None):
       distributed.say(f"going on from {path}")
       return state

@@ -44,8 +44,7 @@ def alone_in(workdir: epath.Path) -> Iterator[None]:
     ConfigError: another run is in it, or it cannot be written.
   """
   with contextlib.ExitStack() as stack:
-    error = None
-    try:
+    with distributed.failing_together():
       if jax.process_index() == 0 and not is_remote(workdir):
         message = (
             f"--workdir={workdir}: another process trains in it; wait for it, stop"
@@ -53,7 +52,4 @@ def alone_in(workdir: epath.Path) -> Iterator[None]:
         )
         with writing_to(workdir):
           stack.enter_context(locked(workdir / "lock", message))
-    except ConfigError as e:
-      error = e
-    distributed.raise_together(error)
     yield
