@@ -8,7 +8,6 @@ from dape_jax.attention.attend import (
 )
 from dape_jax.attention.cache import (
     Cache,
-    Slots,
     append_to_slots,
     append_tokens,
     empty_cache,
@@ -19,7 +18,6 @@ from dape_jax.attention.cache import (
 
 __all__ = [
     "Cache",
-    "Slots",
     "append_to_slots",
     "append_tokens",
     "attend",

@@ -34,6 +34,32 @@ class Cache:
   def capacity(self) -> int:
     return self.positions.shape[1]
 
+  def append_to_layer(
+      self,
+      layer: jax.Array | int,
+      key: jax.Array,
+      value: jax.Array,
+      kv_features: jax.Array | None = None,
+  ) -> "Cache":
+    """Returns the cache with what one layer has of the tokens taken last.
+
+    Args:
+      layer: its number.
+      key, value: [B, T, K, H], of the tokens given to `append_tokens`.
+      kv_features: [B, T, F] of the layer's encoding; others may have more.
+    """
+    features = self.features
+    if kv_features is not None:
+      extra = features.shape[-1] - kv_features.shape[-1]
+      widths = [(0, 0), (0, 0), (0, extra)]
+      new = jnp.pad(kv_features, widths)
+      features = append_to_slots(features, layer, new, self.filled)
+    return self.replace(
+        keys=append_to_slots(self.keys, layer, key, self.filled),
+        values=append_to_slots(self.values, layer, value, self.filled),
+        features=features,
+    )
+
 
 def empty_cache(
     num_layers: int,
@@ -175,31 +201,3 @@ def last_slot(slots: jax.Array, filled: jax.Array, num_new: int) -> jax.Array:
   index = filled - num_new - 1
   last = jax.lax.dynamic_index_in_dim(slots, index, axis=1, keepdims=False)
   return jnp.where(index < 0, 0, last)
-
-
-@flax.struct.dataclass
-class Slots:
-  """What a cache holds of all layers: see `Cache`."""
-
-  keys: jax.Array
-  values: jax.Array
-  features: jax.Array | None
-
-  def append(self, layer, key, value, kv_features, filled) -> "Slots":
-    """Returns the slots with new entries of a layer, the last at `filled - 1`."""
-    features = self.features
-    if kv_features is not None:
-      # Layers of other encodings may have more.
-      extra = features.shape[-1] - kv_features.shape[-1]
-      widths = [(0, 0), (0, 0), (0, extra)]
-      new = jnp.pad(kv_features, widths)
-      features = append_to_slots(features, layer, new, filled)
-    return Slots(
-        append_to_slots(self.keys, layer, key, filled),
-        append_to_slots(self.values, layer, value, filled),
-        features,
-    )
-
-  def of_layer(self, layer) -> "Slots":
-    """Returns [B, S, K * H] twice, and [B, S, F] or None, of one layer."""
-    return jax.tree.map(lambda s: slots_of_layer(s, layer), self)

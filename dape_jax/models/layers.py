@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dape_jax.attention import (
-    Slots,
+    Cache,
     attention,
     encoded_tokens,
     last_slot,
@@ -33,7 +33,6 @@ class Context:
     q_positions: [T] or [B, T] int32 of the tokens in hand.
     q_segment_ids: [B, T] int32, or None.
     kv_positions, kv_segment_ids: of the keys: the tokens in hand, or the cache.
-    filled: slots of the cache in use, the tokens in hand included; or None.
     encoding_params: of the encoding that all layers share; None if each has its
       own.
   """
@@ -42,7 +41,6 @@ class Context:
   q_segment_ids: jax.Array | None
   kv_positions: jax.Array
   kv_segment_ids: jax.Array | None
-  filled: jax.Array | None = None
   encoding_params: Any = None
 
 
@@ -87,15 +85,15 @@ class Attention(nn.Module):
   def __call__(
       self,
       x_BxTxD: jax.Array,
-      slots: Slots | None,
+      cache: Cache | None,
       layer: jax.Array | None,
       context: Context,
-  ) -> tuple[jax.Array, Slots | None]:
-    """Returns ([B, T, D], slots with the new keys and values).
+  ) -> tuple[jax.Array, Cache | None]:
+    """Returns ([B, T, D], the cache with this layer's new keys and values).
 
     Args:
       x_BxTxD: normalised input.
-      slots: of the cache, or None.
+      cache: which has taken the tokens in hand (`append_tokens`), or None.
       layer: number of this layer in the cache, int32 scalar, or None.
       context: positions and documents of queries and keys.
     """
@@ -108,10 +106,10 @@ class Attention(nn.Module):
         project(x_BxTxD) for project in (self.query, self.key, self.value)
     )
     previous = None
-    if slots is not None and encoding.key_features:
+    if cache is not None and encoding.key_features:
       previous = last_slot(
-          slots_of_layer(slots.features, layer)[..., : encoding.key_features],
-          context.filled,
+          slots_of_layer(cache.features, layer)[..., : encoding.key_features],
+          cache.filled,
           num_new=x_BxTxD.shape[1],
       )
     window = self.window or None
@@ -133,13 +131,16 @@ class Attention(nn.Module):
         context.q_segment_ids,
         previous,
     )
-    if slots is not None:
-      slots = slots.append(layer, key, value, kv_features, context.filled)
-      own = slots.of_layer(layer)
-      heads = (*own.keys.shape[:2], *key.shape[2:])
-      key, value = own.keys.reshape(heads), own.values.reshape(heads)
+    if cache is not None:
+      cache = cache.append_to_layer(layer, key, value, kv_features)
+      heads = (len(key), cache.capacity, *key.shape[2:])
+      key, value = (
+          slots_of_layer(slots, layer).reshape(heads)
+          for slots in (cache.keys, cache.values)
+      )
       if encoding.key_features:
-        kv_features = own.features[..., : encoding.key_features]
+        kv_features = slots_of_layer(cache.features, layer)
+        kv_features = kv_features[..., : encoding.key_features]
     out_BxTxNxH = attention(
         query,
         key,
@@ -155,7 +156,7 @@ class Attention(nn.Module):
         window=window,
         sink=encoding.sink(),
     )
-    return self.output(out_BxTxNxH), slots
+    return self.output(out_BxTxNxH), cache
 
 
 class Mlp(nn.Module):
@@ -200,25 +201,25 @@ class Block(nn.Module):
     self.dropout = nn.Dropout(self.config.dropout)
 
   def __call__(self, carry, layer, context: Context):
-    """Returns (carry, None) with carry = (x [B, T, D], slots of all layers).
+    """Returns (carry, None) with carry = (x [B, T, D], the cache).
 
     Args:
-      carry: the same of the layer before; its slots may be None.
+      carry: the same of the layer before; its cache may be None.
       layer, context: see `Attention`.
     """
-    x_BxTxD, slots = carry
+    x_BxTxD, cache = carry
 
     def dropped(x_BxTxD):
       return self.dropout(x_BxTxD, deterministic=not self.has_rng("dropout"))
 
     if self.config.norm == "post":
-      attended, slots = self.attention(x_BxTxD, slots, layer, context)
+      attended, cache = self.attention(x_BxTxD, cache, layer, context)
       x_BxTxD = placed(self.attention_norm(x_BxTxD + dropped(attended)))
       x_BxTxD = self.mlp_norm(x_BxTxD + dropped(self.mlp(x_BxTxD)))
-      return (placed(x_BxTxD), slots), None
-    attended, slots = self.attention(
-        self.attention_norm(x_BxTxD), slots, layer, context
+      return (placed(x_BxTxD), cache), None
+    attended, cache = self.attention(
+        self.attention_norm(x_BxTxD), cache, layer, context
     )
     x_BxTxD = placed(x_BxTxD + dropped(attended))
     x_BxTxD = x_BxTxD + dropped(self.mlp(self.mlp_norm(x_BxTxD)))
-    return (placed(x_BxTxD), slots), None
+    return (placed(x_BxTxD), cache), None

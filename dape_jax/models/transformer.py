@@ -11,7 +11,6 @@ from dape_jax import encodings
 from dape_jax.array_typing import Logits, Positions, SegmentIds, Tokens
 from dape_jax.attention.cache import (
     Cache,
-    Slots,
     append_tokens,
     empty_cache,
     overfilled,
@@ -134,7 +133,6 @@ class Transformer(nn.Module):
       # Padding has no position that a table or a limit would have to reach.
       positions = jnp.broadcast_to(positions, tokens.shape)
       positions = jnp.where(segment_ids == 0, 0, positions)
-    slots = None
     if cache is None:
       context = Context(positions, segment_ids, positions, segment_ids)
     else:
@@ -143,13 +141,8 @@ class Transformer(nn.Module):
       cache = append_tokens(
           cache, jnp.broadcast_to(positions, tokens.shape), segment_ids
       )
-      slots = Slots(cache.keys, cache.values, cache.features)
       context = Context(
-          positions,
-          segment_ids,
-          cache.positions,
-          cache.segment_ids,
-          cache.filled,
+          positions, segment_ids, cache.positions, cache.segment_ids
       )
     dtype = jnp.dtype(self.config.dtype)
     # An id outside the vocabulary is NaN, not the nearest row.
@@ -167,16 +160,13 @@ class Transformer(nn.Module):
       context = context.replace(encoding_params=params)
     num_groups = self.config.num_layers // len(self.config.layer_kinds)
     groups = None if cache is None else jnp.arange(num_groups)
-    (x_BxTxD, slots), _ = self.layers((placed(x_BxTxD), slots), groups, context)
+    (x_BxTxD, cache), _ = self.layers((placed(x_BxTxD), cache), groups, context)
     if self.config.norm == "pre":
       x_BxTxD = self.final_norm(x_BxTxD)
     logits_BxTxV = placed(self.head(x_BxTxD))
     if cache is None:
       return logits_BxTxV
-    logits_BxTxV = jnp.where(overfilled(cache), jnp.nan, logits_BxTxV)
-    return logits_BxTxV, cache.replace(
-        keys=slots.keys, values=slots.values, features=slots.features
-    )
+    return jnp.where(overfilled(cache), jnp.nan, logits_BxTxV), cache
 
   def _initialise_encoding(self, x_BxTxD):
     """Makes the parameters that the layers use of the shared encoding."""

@@ -13,7 +13,6 @@ import os
 import pathlib
 import re
 import tempfile
-import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -91,8 +90,8 @@ def compile_for(
     length, batch_size (rows), remat, parts (bytes by name), peak and limit (bytes),
     fits, flops, memory_bytes, sent (bytes by kind of collective), seconds (of the
     roofline: compute, memory, collectives), has_unknown_loops, kernel (whether
-    attention is the Pallas kernel) and code (whether it was generated). Of a program
-    that does not fit the compiler says the peak only.
+    attention is the Pallas kernel) and code (whether it was generated). Of some
+    programs that do not fit the compiler says the peak only.
 
   Raises:
     ConfigError: the topology or the mesh does not fit, or the compiler failed.
@@ -108,21 +107,20 @@ def compile_for(
     folder = pathlib.Path(folder)
     try:
       report = _received(receiver, process)
-      while not receiver.poll() and (generate_code or not _planned(folder)):
-        if not process.is_alive() and not receiver.poll():
-          break
-        time.sleep(0.1)
       needed = None
-      if generate_code or not _planned(folder):
-        needed = _received(receiver, process)
-      if needed is not None:
+      while generate_code or not _planned(folder):
+        if receiver.poll(0.1):  # Also when the process is dead.
+          needed = _received(receiver, process)
+          break
+      if not _planned(folder):
         return report | {"peak": needed, "fits": False}
       plan = _only(folder, "after_optimizations-memory-usage-report")
       text = _only(folder, "after_optimizations")
     finally:
       process.kill()
       process.join()
-  return report | _costs(report, plan, text) | {"code": generate_code}
+  code = generate_code and needed is None
+  return report | _costs(report, plan, text) | {"code": code}
 
 
 def _received(receiver: Connection, process) -> Any:
