@@ -5,9 +5,9 @@ import re
 
 from dape_jax.errors import ConfigError
 
-# libtpu reads these when it is loaded: it asks no metadata server, does not warn that
-# it knows no chip of its own (which, does not matter: topologies are named), and
-# several processes may compile at once.
+# libtpu reads these when it is loaded: it asks no metadata server, several processes
+# may compile at once, and it does not warn that this machine has no TPU. (Which type
+# is given does not matter: the chips to compile for are named each time.)
 ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_SKIP_MDS_QUERY": "1",

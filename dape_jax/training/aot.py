@@ -51,7 +51,7 @@ _LARGEST_BATCH = flags.DEFINE_bool(
     "largest_batch",
     False,
     "Find the largest config.train.batch_size, times powers of two, that fits;"
-    " each is compiled.",
+    " each is planned by the compiler.",
 )
 _GENERATE_CODE = flags.DEFINE_bool(
     "generate_code",
