@@ -30,17 +30,13 @@ empty :=
 comma := ,
 commas = $(subst $(empty) ,$(comma),$(strip $(1)))
 
-length-tasks: GRID := $(BIN)/python -m dape_jax.evaluation.che \
-  --config=configs/length_tasks.py --times=1,2,4,8,16 --samples=256
 length-tasks: $(VENV)/.ready
-	$(GRID) --output=runs/length_tasks \
+	$(BIN)/python -m dape_jax.evaluation.che --config=configs/length_tasks.py \
+	  --times=1,2,4,8,16 --samples=256 --output=runs/length_tasks \
 	  --tasks=even_pairs,flip_flop,copy,passkey,bucket_sort,reverse_string \
 	  --encodings=$(call commas,$(ALL_ENCODINGS) t5) --seeds=$(call commas,$(SEEDS))
-	$(GRID) --output=runs/length_tasks_long --set=train.steps=3000 \
-	  --tasks=copy,even_pairs,flip_flop --seeds=0,1,2,3,4 \
-	  --encodings=kerple_log,dape_kerple_log,dape_v2_kerple_log,dape_static_kerple_log
-	for name in length_tasks length_tasks_long; do mkdir -p docs/results/$$name && \
-	  cp runs/$$name/*.json runs/$$name/*.md runs/$$name/*.png docs/results/$$name; done
+	mkdir -p docs/results/length_tasks
+	cd runs/length_tasks && cp *.json *.md *.png $(CURDIR)/docs/results/length_tasks
 
 code-lm: $(VENV)/.ready
 	@set -e; for seed in $(SEEDS); do for encoding in $(ALL_ENCODINGS); do \
