@@ -5,7 +5,7 @@
 The text behind the colon is the encoding (default dape_kerple_log). `make code-lm`
 trains eleven encodings with three seeds and evaluates them to 16,384 tokens.
 
-Hardware and time: 2 CPU cores, 4 to 6 minutes.
+Hardware and time: one CPU core, 5 to 9 minutes.
 """
 
 import ml_collections

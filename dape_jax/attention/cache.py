@@ -32,6 +32,7 @@ class Cache:
 
   @property
   def capacity(self) -> int:
+    """Returns S, how many tokens it has slots for."""
     return self.positions.shape[1]
 
   def append_to_layer(
