@@ -31,7 +31,7 @@ comma := ,
 commas = $(subst $(empty) ,$(comma),$(strip $(1)))
 
 length-tasks: $(VENV)/.ready
-	$(BIN)/python -m dape_jax.evaluation.che --config=configs/length_tasks.py \
+	$(BIN)/python -m dape_jax.studies.tasks --config=configs/length_tasks.py \
 	  --times=1,2,4,8,16 --samples=256 --output=runs/length_tasks \
 	  --tasks=even_pairs,flip_flop,copy,passkey,bucket_sort,reverse_string \
 	  --encodings=$(call commas,$(ALL_ENCODINGS) t5) --seeds=$(call commas,$(SEEDS))
@@ -51,7 +51,7 @@ code-lm: $(VENV)/.ready
 
 AOT_LINES := docs/results/aot/lines.jsonl
 # Exit status 3 says that it does not fit, which is an answer too.
-aot: AOT := PYTHONPATH=$(VENV)/libtpu $(BIN)/python -m dape_jax.training.aot
+aot: AOT := PYTHONPATH=$(VENV)/libtpu $(BIN)/python -m dape_jax.compiler
 aot: $(VENV)/.ready-test
 	@set -e; mkdir -p $(dir $(AOT_LINES)); \
 	compile() { $(AOT) --json=$(AOT_LINES) "$$@" || test $$? -eq 3; }; \

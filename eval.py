@@ -98,8 +98,9 @@ def main(argv: list[str]) -> None:
     raise ConfigError("give the lengths to read: --lengths=128,256,...,4096.")
   lengths = regions.parse_lengths(_LENGTHS.value)
   # JAX takes seconds to start; a wrong flag is told at once.
-  from dape_jax.evaluation import extrapolation, report, runs
-  from dape_jax.training.checkpoint_paths import is_remote
+  from dape_jax.checkpoint import runs
+  from dape_jax.checkpoint.paths import is_remote
+  from dape_jax.evaluation import extrapolation, report
 
   found = [
       runs.find_run(folder)

@@ -18,14 +18,14 @@ from absl import flags
 from ml_collections import config_flags
 
 from dape_jax import cli
-from dape_jax.config_dict import experiment_from_dict
+from dape_jax.config.dicts import experiment_from_dict
 from dape_jax.errors import ConfigError
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config",
     None,
     "File that defines get_config(); --config.SECTION.SETTING=VALUE changes one"
-    " setting (see dape_jax/config.py,"
+    " setting (see dape_jax/config/experiment.py,"
     " model_config.py, data_config.py and mesh_config.py).",
     lock_config=True,
 )
@@ -91,7 +91,8 @@ def main(argv: list[str]) -> None:
   config = experiment_from_dict(values)
   profile_steps = _profile_steps()
   # JAX and orbax take seconds to start; a wrong setting is told at once.
-  from dape_jax.training import distributed, loop  # pylint: disable=g-import-not-at-top
+  from dape_jax.parallel import distributed
+  from dape_jax.training import loop
 
   distributed.initialize(
       _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value

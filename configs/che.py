@@ -2,9 +2,9 @@
 
   python train.py --workdir=runs/che \
       --config=configs/che.py:task=even_pairs,encoding=dape_kerple_log
-  python -m dape_jax.evaluation.che --score=runs/che --lengths=41-500
+  python -m dape_jax.studies.tasks --score=runs/che --lengths=41-500
 
-Arguments behind the colon: task (`python -m dape_jax.evaluation.che --help` lists
+Arguments behind the colon: task (`python -m dape_jax.studies.tasks --help` lists
 them), encoding, form ("encoder", or "decoder" for causal attention; both answer at
 placeholders behind the input), max_position (2048 trains and scores on randomized
 positions as the paper does, 0 on 0, 1, 2, ...).
@@ -20,7 +20,7 @@ Hardware and time: an accelerator; on 2 CPU cores about 4 steps a second.
 
 import ml_collections
 
-from dape_jax.config_files import (
+from dape_jax.config.files import (
     all_settings,
     choice,
     encoding_options,

@@ -10,7 +10,7 @@ Hardware and time: one CPU core, 5 to 9 minutes.
 
 import ml_collections
 
-from dape_jax.config_files import all_settings, encoding_options
+from dape_jax.config.files import all_settings, encoding_options
 
 LENGTH = 128
 

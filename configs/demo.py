@@ -13,7 +13,7 @@ Expect a validation loss of 1.9 to 2.1 nats per byte; evaluated, rope breaks bey
 
 import ml_collections
 
-from dape_jax.config_files import all_settings, encoding_options
+from dape_jax.config.files import all_settings, encoding_options
 
 LENGTH = 128
 

@@ -2,7 +2,7 @@
 
   python train.py --workdir=runs/copy \
       --config=configs/length_tasks.py:task=copy,encoding=dape_kerple_log
-  python -m dape_jax.evaluation.che --score=runs/copy --times=1,2,4,8
+  python -m dape_jax.studies.tasks --score=runs/copy --times=1,2,4,8
 
 Arguments behind the colon: task and encoding. `make length-tasks` compares twelve
 encodings on six tasks.
@@ -15,7 +15,7 @@ Hardware and time: 2 CPU cores, 20 to 60 seconds.
 
 import ml_collections
 
-from dape_jax.config_files import (
+from dape_jax.config.files import (
     all_settings,
     encoding_options,
     parse_arguments,

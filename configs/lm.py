@@ -23,7 +23,7 @@ to look at it: --config.data.source=code --config.train.steps=2
 
 import ml_collections
 
-from dape_jax.config_files import (
+from dape_jax.config.files import (
     all_settings,
     choice,
     encoding_options,

@@ -1,5 +1,7 @@
 """Attention with pluggable, data-adaptive position encodings in JAX."""
 
+__version__ = "0.1.0"
+
 from dape_jax import encodings
 from dape_jax.attention import attend, attention
 from dape_jax.encodings import (
@@ -19,8 +21,6 @@ from dape_jax.encodings import (
 from dape_jax.errors import ConfigError
 from dape_jax.generate import generate
 
-__version__ = "0.1.0"
-
 __all__ = [
     "Alibi",
     "ConfigError",
@@ -35,6 +35,7 @@ __all__ = [
     "Sum",
     "Tile",
     "TileFunction",
+    "__version__",
     "attend",
     "attention",
     "encodings",

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import dape_jax
-from dape_jax.attention import pallas_tpu, pallas_tpu_v2, target
+from dape_jax.attention import target
+from dape_jax.attention.tpu import forward as pallas_tpu
+from dape_jax.attention.tpu import v2_forward as pallas_tpu_v2
 
 
 def documents(*lengths, padding=0):

@@ -4,6 +4,7 @@ import numpy as np
 from etils import epath
 
 from dape_jax import data
+from dape_jax.checkpoint.saver import CheckpointSaver
 from dape_jax.config import (
     DataConfig,
     ExperimentConfig,
@@ -12,8 +13,7 @@ from dape_jax.config import (
     TaskConfig,
     TrainConfig,
 )
-from dape_jax.config_dict import experiment_to_dict
-from dape_jax.training.checkpoint_saver import CheckpointSaver
+from dape_jax.config.dicts import experiment_to_dict
 
 TINY = ModelConfig(
     num_layers=1,

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dape_jax import tpu_compiler
+from dape_jax.compiler import tpu as tpu_compiler
 
 FOLDER = pathlib.Path(sys.prefix) / "libtpu"  # `make test` installs it there
 ENVIRONMENT = {

@@ -148,9 +148,9 @@ def _choose(implementation, query, key, value, score_mod, arguments):
     )
   # Imported where they are used: that takes a while, and few machines are TPUs.
   if score_mod is not None and isinstance(score_mod.function, DapeV2Tile):
-    from dape_jax.attention import pallas_tpu_v2 as kernels
+    from dape_jax.attention.tpu import v2_forward as kernels
   else:
-    from dape_jax.attention import pallas_tpu as kernels
+    from dape_jax.attention.tpu import forward as kernels
 
   features = (arguments["q_features"], arguments["kv_features"])
   reason = kernels.unsupported(query, key, value, score_mod, *features)

@@ -10,15 +10,8 @@ from typing import Any
 
 import numpy as np
 
-import dape_jax
-from dape_jax import cli, data
-from dape_jax.errors import ConfigError
-from dape_jax.evaluation import results
-from dape_jax.evaluation.plan import make_plan
-from dape_jax.evaluation.prompts import make_prompt
-from dape_jax.evaluation.row_files import RowFiles
-from dape_jax.evaluation.run_reader import RunReader
-from dape_jax.evaluation.runs import (
+from dape_jax import __version__, cli, data
+from dape_jax.checkpoint.runs import (
     Run,
     check_reads_text,
     load_corpus_of,
@@ -26,6 +19,12 @@ from dape_jax.evaluation.runs import (
     run_names,
     warn_of_edge,
 )
+from dape_jax.errors import ConfigError
+from dape_jax.evaluation import results
+from dape_jax.evaluation.plan import make_plan
+from dape_jax.evaluation.row_files import RowFiles
+from dape_jax.evaluation.run_reader import RunReader
+from dape_jax.evaluation.tasks.prompts import make_prompt
 from dape_jax.evaluation.texts import open_texts
 from dape_jax.models.layer_encodings import check_positions
 
@@ -69,7 +68,7 @@ def check_runs(runs: Sequence[Run], lengths: Sequence[int]) -> None:
     ConfigError: they cannot, or not by this script.
   """
   for name, run in zip(run_names(runs), runs, strict=True):
-    command = "python -m dape_jax.evaluation.che"
+    command = "python -m dape_jax.studies.tasks"
     score = f"{command} --score={shlex.quote(run.checkpoint)}"
     check_reads_text(run, f"it has no perplexity of text: use {score}")
     warn_of_edge(run, name)
@@ -171,7 +170,7 @@ def evaluate_runs(
   # Linux counts in kilobytes, macOS in bytes.
   unit = 1 if sys.platform == "darwin" else 1024
   return {
-      "dape_jax_version": dape_jax.__version__,
+      "dape_jax_version": __version__,
       "command": cli.command(),
       "corpus_fingerprint": split.fingerprint,
       "source": (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dape_jax.config import ExperimentConfig
-from dape_jax.config_dict import experiment_to_dict
+from dape_jax.config.dicts import experiment_to_dict
 from dape_jax.evaluation.perplexity import bits_per_byte, perplexity
 from dape_jax.evaluation.plan import Plan
 from dape_jax.evaluation.significance import bootstrap_mean, sign_flip_p_value

@@ -7,17 +7,16 @@ from typing import Any
 
 import jax
 
-import dape_jax
-from dape_jax import models
-from dape_jax.config_dict import experiment_to_dict
+from dape_jax import __version__, models
+from dape_jax.checkpoint.runs import Run, load_params
+from dape_jax.config.dicts import experiment_to_dict
 from dape_jax.evaluation.memory import BatchSize
 from dape_jax.evaluation.perplexity import make_segment_scores, make_step
 from dape_jax.evaluation.plan import Plan
 from dape_jax.evaluation.progress import Progress
 from dape_jax.evaluation.reading import read_lengths
-from dape_jax.evaluation.retrieval import score_retrieval
 from dape_jax.evaluation.row_files import RowFiles
-from dape_jax.evaluation.runs import Run, load_params
+from dape_jax.evaluation.tasks.retrieval import score_retrieval
 
 # Of what is asked for: from the beginning to the end of the text.
 _DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -187,7 +186,7 @@ class RunReader:
 def _run_key(run: Run) -> dict[str, Any]:
   """Returns what tells a checkpoint's numbers from another's."""
   return {
-      "dape_jax_version": dape_jax.__version__,
+      "dape_jax_version": __version__,
       "model": experiment_to_dict(run.config)["model"],
       "step": run.step,
       "params": run.checksum,

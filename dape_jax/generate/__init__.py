@@ -1,5 +1,5 @@
 """Text that a model writes: `python -m dape_jax.generate --help`."""
 
-from dape_jax.models.sampler import generate
+from dape_jax.generate.sampler import generate
 
 __all__ = ["generate"]

@@ -126,11 +126,7 @@ def heading(prompt: bytes) -> str:
 def _load(path: str):
   """Returns the run, which must have been trained on text."""
   # Orbax takes seconds to start; a wrong flag is told at once.
-  from dape_jax.evaluation.runs import (
-      check_reads_text,
-      load_run,
-      warn_of_edge,
-  )
+  from dape_jax.checkpoint.runs import check_reads_text, load_run, warn_of_edge
 
   run = load_run(path)
   check_reads_text(run, "give one trained on text")
@@ -153,9 +149,9 @@ def main(argv: list[str]) -> None:
 
   import jax
 
-  from dape_jax.evaluation.runs import load_tokenizer
+  from dape_jax.checkpoint.runs import load_tokenizer
+  from dape_jax.generate.sampler import generate
   from dape_jax.models import Transformer
-  from dape_jax.models.sampler import generate
 
   tokenizer = load_tokenizer(run)
   texts = [TextAfter(prompt, tokenizer) for prompt in prompts]

@@ -15,15 +15,14 @@ from typing import Any
 import jax
 import tqdm
 
-import dape_jax
-from dape_jax import cli
-from dape_jax.errors import ConfigError
-from dape_jax.evaluation.runs import (
+from dape_jax import __version__, cli
+from dape_jax.checkpoint.runs import (
     check_reads_text,
     load_run,
     load_tokenizer,
     warn_of_edge,
 )
+from dape_jax.errors import ConfigError
 from dape_jax.interop.lm_eval_requests import (
     Reading,
     cut_left,
@@ -150,7 +149,7 @@ class DapeJaxLM(TemplateLM):
         "train_length": config.data.length,
         "max_length": self.max_length,
         "step": self._run.step,
-        "dape_jax_version": dape_jax.__version__,
+        "dape_jax_version": __version__,
     }
 
   def _loglikelihood_tokens(

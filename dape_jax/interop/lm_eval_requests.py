@@ -12,8 +12,8 @@ import numpy as np
 from dape_jax.attention.cache import next_power_of_two
 from dape_jax.errors import ConfigError, did_you_mean
 from dape_jax.evaluation.perplexity import make_segment_scores
+from dape_jax.generate.sampler import generate
 from dape_jax.models.layer_encodings import check_positions
-from dape_jax.models.sampler import generate
 
 logger = logging.getLogger(__name__)
 

@@ -117,7 +117,7 @@ def _map(flags, run, folder: pathlib.Path) -> None:
 
 
 def _effective_length(flags, loaded, folder: pathlib.Path) -> None:
-  from dape_jax.evaluation.runs import run_names
+  from dape_jax.checkpoint.runs import run_names
   from dape_jax.plots import effective_length, files
 
   names = run_names(loaded)
@@ -169,7 +169,8 @@ def main(argv: list[str]) -> None:
   flags = parser_of(command, __doc__).parse_args(rest)
   folders = _folders(command, flags)
   # Orbax takes seconds to start; a wrong flag is told at once.
-  from dape_jax.evaluation import report, runs
+  from dape_jax.checkpoint import runs
+  from dape_jax.evaluation import report
 
   loaded = [runs.load_run(folder) for folder in folders]
   if command != "effective-length":

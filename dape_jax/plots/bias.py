@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from dape_jax.checkpoint.runs import Run
 from dape_jax.errors import ConfigError
 from dape_jax.evaluation.report import new_figure
-from dape_jax.evaluation.runs import Run
 from dape_jax.plots.files import head_colors, title_of
 from dape_jax.plots.rows import Rows, encoding_of_layer
 

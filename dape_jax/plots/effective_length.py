@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from dape_jax.checkpoint.runs import Run
 from dape_jax.encodings.effective_length import (
     bias_of_distances,
     effective_lengths,
@@ -21,7 +22,6 @@ from dape_jax.encodings.modifiers import SoftCapTile
 from dape_jax.encodings.tile import Tile
 from dape_jax.errors import ConfigError
 from dape_jax.evaluation.report import describe, new_figure
-from dape_jax.evaluation.runs import Run
 from dape_jax.models.layer_encodings import is_shared
 from dape_jax.plots.rows import encoding_of_layer
 

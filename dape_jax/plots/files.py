@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from dape_jax.checkpoint.runs import Run, run_names
 from dape_jax.evaluation.report import describe
-from dape_jax.evaluation.runs import Run, run_names
 from dape_jax.plots.rows import Rows
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dape_jax.checkpoint.runs import Run
 from dape_jax.errors import ConfigError
 from dape_jax.evaluation.report import new_figure
-from dape_jax.evaluation.runs import Run
 from dape_jax.plots.files import title_of
 from dape_jax.plots.rows import Rows
 

@@ -6,8 +6,8 @@ import pathlib
 
 import numpy as np
 
+from dape_jax.checkpoint.runs import Run, load_corpus_of, load_tokenizer
 from dape_jax.errors import ConfigError
-from dape_jax.evaluation.runs import Run, load_corpus_of, load_tokenizer
 
 
 @dataclasses.dataclass(frozen=True)

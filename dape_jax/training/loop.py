@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import jax
 
+from dape_jax.checkpoint.paths import absolute_path
+from dape_jax.checkpoint.saver import CheckpointSaver
 from dape_jax.config import ExperimentConfig, TaskConfig
-from dape_jax.config_dict import experiment_to_dict
-from dape_jax.training import distributed, partitioning
-from dape_jax.training.checkpoint_paths import absolute_path
-from dape_jax.training.checkpoint_saver import CheckpointSaver
+from dape_jax.config.dicts import experiment_to_dict
+from dape_jax.parallel import distributed, partitioning
 from dape_jax.training.flops import flops_per_token
 from dape_jax.training.metrics import MetricsWriter, Throughput
 from dape_jax.training.profile import ProfileWindow, check_profile_steps

@@ -15,7 +15,7 @@ import tensorboardX
 import tqdm
 from etils import epath
 
-from dape_jax.training.checkpoint_paths import is_remote
+from dape_jax.checkpoint.paths import is_remote
 from dape_jax.training.chips import chip_of
 from dape_jax.training.log_file import LogFile
 

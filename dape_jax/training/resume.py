@@ -7,11 +7,12 @@ from typing import Any
 import jax
 from etils import epath
 
+from dape_jax.checkpoint import store as checkpoint
+from dape_jax.checkpoint.paths import set_aside, step_folders
 from dape_jax.config import DataConfig, ExperimentConfig
-from dape_jax.config_dict import experiment_from_dict, experiment_to_dict
+from dape_jax.config.dicts import experiment_from_dict, experiment_to_dict
 from dape_jax.errors import ConfigError
-from dape_jax.training import checkpoint, distributed
-from dape_jax.training.checkpoint_paths import set_aside, step_folders
+from dape_jax.parallel import distributed
 from dape_jax.training.run import Run
 
 # Settings that a resumed run may change: they do not change its result. Where the

@@ -5,13 +5,13 @@ from typing import Any
 
 import jax
 
+from dape_jax.checkpoint.state import TrainState, init_state
 from dape_jax.config import ExperimentConfig
 from dape_jax.models import Transformer
 from dape_jax.models.layer_encodings import check_positions, check_ring
-from dape_jax.training import partitioning
+from dape_jax.parallel import partitioning
 from dape_jax.training.batches import make_batches
 from dape_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from dape_jax.training.state import TrainState, init_state
 from dape_jax.training.step import make_eval_step, make_train_step
 
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dape_jax.checkpoint.state import TrainState
 from dape_jax.encodings import randomized_positions
-from dape_jax.training import partitioning
-from dape_jax.training.state import TrainState
+from dape_jax.parallel import partitioning
 
 
 def weighted_nats(

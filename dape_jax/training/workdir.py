@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import jax
 from etils import epath
 
+from dape_jax.checkpoint.paths import is_remote
 from dape_jax.config import ExperimentConfig
-from dape_jax.config_dict import experiment_to_dict
+from dape_jax.config.dicts import experiment_to_dict
 from dape_jax.errors import ConfigError
 from dape_jax.locking import locked
-from dape_jax.training import distributed
-from dape_jax.training.checkpoint_paths import is_remote
+from dape_jax.parallel import distributed
 
 
 @contextlib.contextmanager

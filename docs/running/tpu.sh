@@ -18,7 +18,7 @@
 # Needs the gcloud command, logged in; a project with the TPU API turned on and quota
 # for TYPE in ZONE; and a bucket near ZONE that the slice's service account may write
 # to. The first connection makes an ssh key. What a slice holds, and what `python -m
-# dape_jax.training.aot --topology=` calls it (v5p counts two cores to a chip):
+# dape_jax.compiler --topology=` calls it (v5p counts two cores to a chip):
 #
 #   TYPE v5litepod-16   --topology=v5e:4x4     16 chips
 #   TYPE v6e-16         --topology=v6e:4x4     16 chips

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from dape_jax import encodings
-from dape_jax.attention.bench import materialised
+from dape_jax.benchmarks.attention import materialised
 
 
 def temporary_bytes(implementation, length):

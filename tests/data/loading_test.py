@@ -6,13 +6,13 @@ import pytest
 import tokenizers
 
 from dape_jax import data
+from dape_jax.checkpoint import runs
 from dape_jax.config import DataConfig
-from dape_jax.config_dict import experiment_from_dict, experiment_to_dict
+from dape_jax.config.dicts import experiment_from_dict, experiment_to_dict
 from dape_jax.data import prepare_run, sources
 from dape_jax.data.prepare_job import Job
 from dape_jax.data.text_files import TextFile
 from dape_jax.errors import ConfigError
-from dape_jax.evaluation import runs
 from dape_jax.training.batches import make_batches
 
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from dape_jax.config_dict import experiment_from_dict
+from dape_jax.config.dicts import experiment_from_dict
 from dape_jax.data import TaskBatches, tasks
 from dape_jax.data.task_batches import padded_rows
 from dape_jax.errors import ConfigError

@@ -16,13 +16,13 @@ import saved_runs
 from absl.testing import flagsaver
 
 from dape_jax import cli, data
+from dape_jax.checkpoint.state import init_state
 from dape_jax.config import (
     DataConfig,
     TaskConfig,
 )
 from dape_jax.data import sources
 from dape_jax.models import Transformer
-from dape_jax.training.state import init_state
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SCRIPT = _ROOT / "eval.py"

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from dape_jax import data
+from dape_jax.checkpoint import runs
 from dape_jax.data import sources
-from dape_jax.evaluation import extrapolation, report, run_reader, runs
+from dape_jax.evaluation import extrapolation, report, run_reader
 from dape_jax.evaluation.extrapolation import Settings
 from dape_jax.evaluation.plan import make_plan
 

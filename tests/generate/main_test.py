@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dape_jax import data
+from dape_jax.checkpoint.state import TrainState
 from dape_jax.config import (
     DataConfig,
     ModelConfig,
@@ -25,7 +26,6 @@ from dape_jax.config import (
 from dape_jax.errors import ConfigError
 from dape_jax.generate.__main__ import TextAfter, heading, main
 from dape_jax.models import Transformer
-from dape_jax.training.state import TrainState
 
 _TOKENIZER = data.make_tokenizer("bytes")
 # What follows "a", then the end of the document, then what is not UTF-8 and half

@@ -23,6 +23,7 @@ pytest.importorskip("lm_eval")
 import saved_runs
 from lm_eval.api.instance import Instance
 
+from dape_jax.checkpoint.state import init_state
 from dape_jax.config import (
     DataConfig,
     TaskConfig,
@@ -31,7 +32,6 @@ from dape_jax.errors import ConfigError
 from dape_jax.interop import lm_eval as harness
 from dape_jax.interop import lm_eval_requests
 from dape_jax.models import Transformer
-from dape_jax.training.state import init_state
 
 _EOS = 257
 # Numbers of texts are even: another number of rows would be compiled anew.

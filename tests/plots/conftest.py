@@ -11,6 +11,8 @@ import pytest
 import saved_runs
 
 from dape_jax import data
+from dape_jax.checkpoint.runs import Run
+from dape_jax.checkpoint.state import init_state
 from dape_jax.config import (
     DataConfig,
     ExperimentConfig,
@@ -19,9 +21,7 @@ from dape_jax.config import (
     TrainConfig,
 )
 from dape_jax.data import sources
-from dape_jax.evaluation.runs import Run
 from dape_jax.models import Transformer
-from dape_jax.training.state import init_state
 
 
 @pytest.fixture(scope="module", autouse=True)

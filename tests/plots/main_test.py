@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from matplotlib import image
 
+from dape_jax.checkpoint.runs import load_run
 from dape_jax.errors import ConfigError
-from dape_jax.evaluation.runs import load_run
 from dape_jax.plots import draw_map, rows
 from dape_jax.plots.__main__ import main
 from dape_jax.plots.text import read_text

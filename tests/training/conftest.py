@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from dape_jax import data
-from dape_jax.config_dict import experiment_from_dict
+from dape_jax.checkpoint.state import init_state
+from dape_jax.config.dicts import experiment_from_dict
 from dape_jax.models import Transformer
-from dape_jax.training import partitioning
+from dape_jax.parallel import partitioning
 from dape_jax.training.optimizer import make_optimizer
-from dape_jax.training.state import init_state
 
 _TINY_CONFIG = pathlib.Path(__file__).with_name("tiny_config.py")
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from dape_jax import locking
-from dape_jax.config_dict import experiment_from_dict
+from dape_jax.checkpoint import store as checkpoint
+from dape_jax.config.dicts import experiment_from_dict
 from dape_jax.errors import ConfigError
-from dape_jax.training import batches, checkpoint, loop
+from dape_jax.training import batches, loop
 
 
 class _InterruptedError(Exception):

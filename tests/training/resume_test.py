@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dape_jax.config_dict import experiment_to_dict
+from dape_jax.config.dicts import experiment_to_dict
 from dape_jax.errors import ConfigError
 from dape_jax.training.resume import check_same_config
 

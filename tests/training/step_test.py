@@ -8,7 +8,7 @@ from given_batches import GivenBatches
 
 from dape_jax.data import TrainBatches
 from dape_jax.models import Transformer
-from dape_jax.training import partitioning
+from dape_jax.parallel import partitioning
 from dape_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from dape_jax.training.step import (
     make_eval_step,

@@ -10,11 +10,11 @@ import optax
 import pytest
 from given_batches import GivenBatches
 
+from dape_jax.checkpoint.state import init_state
 from dape_jax.config import ModelConfig
 from dape_jax.data import TaskBatches
 from dape_jax.models import Transformer
-from dape_jax.training import partitioning
-from dape_jax.training.state import init_state
+from dape_jax.parallel import partitioning
 from dape_jax.training.step import make_eval_step, make_train_step
 
 # Compiles in less time than AdamW.

@@ -1,1 +1,0 @@
-"""Measures attention: `python -m dape_jax.attention.bench --help`."""

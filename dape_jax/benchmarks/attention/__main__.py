@@ -1,0 +1,184 @@
+r"""Measures attention: time and memory here, or what the TPU compiler says.
+
+Forward, and forward and backward with the gradients of queries, keys, values and
+all parameters of the encoding; batch x length x heads x head dim. "materialised"
+is the formulation of DAPE's released code in JAX, with the whole score matrix;
+--torch measures it in PyTorch too (CPU, all cores for both).
+
+  python -m dape_jax.benchmarks.attention --lengths=512,1024,2048 --output=bench
+  python -m dape_jax.benchmarks.attention --torch --encodings=dape_fire,fire
+
+With --tpu nothing runs: the TPU compiler, which needs no TPU (pip install
+libtpu), compiles for the chips named and tells memory, whether it fits, and the
+cycles of a (query, key) pair, beside the bound of the matrix units and JAX's
+splash attention. The cycles do not count waiting for memory.
+
+  python -m dape_jax.benchmarks.attention --tpu=v5e,v5p,v6e --lengths=8192
+"""
+
+import json
+import pathlib
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from absl import flags
+
+from dape_jax import cli
+from dape_jax.benchmarks.attention import report, tpu
+from dape_jax.errors import ConfigError, did_you_mean
+
+_IMPLEMENTATIONS = flags.DEFINE_list(
+    "implementations",
+    None,
+    "Of materialised, reference, chunked, pallas_tpu and, with --tpu, splash."
+    " Default: materialised, chunked; with --tpu also pallas_tpu, splash.",
+)
+_ENCODINGS = flags.DEFINE_list(
+    "encodings", ["dape_kerple_log", "kerple_log"], "Names of the registry."
+)
+_LENGTHS = flags.DEFINE_list("lengths", ["512", "1024"], "Queries and keys.")
+_PASSES = flags.DEFINE_list(
+    "pass",
+    ["forward", "both"],
+    "forward, both (with backward), or both of them.",
+)
+_BATCH = flags.DEFINE_integer("batch", 1, "Batch size.", 1)
+_HEADS = flags.DEFINE_integer("heads", 12, "Heads.", 1)
+_HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "Channels of a head.", 1)
+_DTYPE = flags.DEFINE_enum(
+    "dtype",
+    None,
+    ["float32", "bfloat16"],
+    "Of queries, keys and values. Default: float32; with --tpu bfloat16.",
+)
+_REPEATS = flags.DEFINE_integer(
+    "repeats", 5, "Timed rounds after a warm-up.", 1
+)
+_TORCH = flags.DEFINE_bool(
+    "torch", False, "Measure PyTorch too: pip install 'dape_jax[bench]'."
+)
+_TPU = flags.DEFINE_list(
+    "tpu", None, f"Compile for chips of {', '.join(tpu.CHIPS)} instead."
+)
+_OUTPUT = flags.DEFINE_string(
+    "output", None, "Write PREFIX.json and PREFIX.md too."
+)
+
+_KNOWN = ["materialised", "reference", "chunked", "pallas_tpu"]
+
+
+def main(argv: Sequence[str]) -> None:
+  if argv[1:]:
+    raise ConfigError(f"{argv[1]!r} is not a flag; write --flag=value.")
+  lengths = _lengths(_LENGTHS.value)
+  chips = _TPU.value or []
+  known = [*_KNOWN, "splash"] if chips else _KNOWN
+  default = [x for x in known if x != "reference"]
+  default = default if chips else default[:2]
+  implementations = _IMPLEMENTATIONS.value or default
+  _check("tpu", chips, tpu.CHIPS)
+  _check("implementations", implementations, known)
+  _check("pass", _PASSES.value, ["forward", "both"])
+  if chips and _TORCH.value:
+    raise ConfigError("--torch: PyTorch does not run on a TPU; leave it out.")
+  if _OUTPUT.value and not pathlib.Path(_OUTPUT.value).parent.is_dir():
+    raise ConfigError(f"--output={_OUTPUT.value}: its folder does not exist.")
+  # JAX takes seconds to start; a wrong flag is told at once.
+  from dape_jax import encodings
+
+  _check("encodings", _ENCODINGS.value, encodings.names())
+  request = {
+      "encoding_names": _ENCODINGS.value,
+      "lengths": lengths,
+      "passes": _PASSES.value,
+      "shape": (_BATCH.value, _HEADS.value, _HEAD_DIM.value),
+      "dtype": _DTYPE.value or ("bfloat16" if chips else "float32"),
+  }
+  results = {
+      "format": "dape_jax.benchmarks.attention",
+      "version": 1,
+      "command": cli.command(),
+      **request,
+  }
+  if chips:
+    rows = tpu.measure(chips, implementations, request)
+    names = dict.fromkeys(_ENCODINGS.value)
+    if "splash" in implementations:
+      names["nope"] = None
+    results["bounds"] = _bounds(chips, names)
+  else:
+    from dape_jax.benchmarks.attention import run
+
+    if _TORCH.value:
+      run.require_torch()
+    results["machine"] = run.machine()
+    if _TORCH.value and results["machine"]["platform"] != "cpu":
+      raise ConfigError(
+          "--torch runs PyTorch on the CPU; set JAX_PLATFORMS=cpu for both."
+      )
+    rows = run.measure(
+        implementations=_with_baseline(implementations),
+        repeats=_REPEATS.value,
+        with_torch=_TORCH.value,
+        **request,
+    )
+  results["rows"] = []
+  for row in rows:
+    print(report.one_line(row), file=sys.stderr, flush=True)
+    results["rows"].append(row)
+  text = report.markdown(results)
+  print(text)
+  if _OUTPUT.value:
+    pathlib.Path(f"{_OUTPUT.value}.md").write_text(text + "\n")
+    document = json.dumps(results, indent=1) + "\n"
+    pathlib.Path(f"{_OUTPUT.value}.json").write_text(document)
+
+
+def _lengths(words: list[str]) -> list[int]:
+  if not words:
+    raise ConfigError("--lengths: give one or more, as in --lengths=512,1024.")
+  for word in words:
+    if not word.isdecimal() or int(word) < 1:
+      raise ConfigError(f"--lengths={','.join(words)}: {word!r} is no length.")
+  return [int(word) for word in words]
+
+
+def _check(flag: str, words: Sequence[str], valid: Sequence[str]) -> None:
+  for word in words:
+    if word not in valid:
+      raise ConfigError(
+          f'--{flag}: unknown "{word}".{did_you_mean(word, valid)}'
+      )
+
+
+def _with_baseline(implementations: list[str]) -> list[str]:
+  """Returns them with "materialised", whose memory tells if PyTorch can run."""
+  if _TORCH.value:
+    return list(dict.fromkeys(["materialised", *implementations]))
+  return implementations
+
+
+def _bounds(chips: Iterable[str], names: Iterable[str]) -> list[dict[str, Any]]:
+  """Returns the bounds of the matrix units for each chip and encoding."""
+  from dape_jax import encodings
+
+  bounds = []
+  for chip in chips:
+    for name in names:
+      _, base = encodings.registry.split_name(name)
+      options = encodings.registry.options(name)
+      bound = tpu.mxu_bound(
+          chip,
+          heads=_HEADS.value,
+          head_dim=_HEAD_DIM.value,
+          width=options.get("width"),
+          bias=base not in ("nope", "rope"),
+          taps=options.get("kernel_size", 1),
+      )
+      bounds.append({"chip": chip, "encoding": name, **bound})
+  return bounds
+
+
+if __name__ == "__main__":
+  cli.run(main, ["bench", *sys.argv[1:]])

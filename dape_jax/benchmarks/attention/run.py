@@ -1,0 +1,228 @@
+"""Times and memory of attention on this machine."""
+
+import collections
+import os
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dape_jax import encodings
+from dape_jax.benchmarks.attention.materialised import (
+    MATERIALISED,
+    implementation,
+    init_params,
+    program,
+)
+from dape_jax.errors import ConfigError
+
+TORCH = "torch"
+_SAFE_SHARE = 0.9  # of the free memory; the rest is for everything else
+
+
+def measure(
+    *,
+    encoding_names: Sequence[str],
+    lengths: Sequence[int],
+    passes: Sequence[str],
+    implementations: Sequence[str],
+    shape: tuple[int, int, int],
+    dtype: jnp.dtype,
+    repeats: int,
+    with_torch: bool,
+) -> Iterator[dict[str, Any]]:
+  """Yields a row for each implementation of each case.
+
+  The implementations of a case are compiled and warmed up first; then they take
+  turns, `repeats` rounds, so that what else the machine does meets all alike.
+
+  Args:
+    encoding_names: of the registry.
+    lengths: queries and as many keys.
+    passes: "forward" and "both" (forward and backward: gradients of queries,
+      keys, values and of all parameters of the encoding).
+    implementations: "materialised" and those of `attention`.
+    shape: batch, heads, head dim.
+    dtype: of queries, keys and values.
+    repeats: rounds.
+    with_torch: measure the materialised formulation in PyTorch too.
+
+  Yields:
+    encoding, length, pass, implementation; then "skipped", a reason, or
+    seconds (median), best_seconds, temp_bytes (the compiler's temporaries;
+    None for PyTorch), peak_bytes (of the device, where it tells and where this
+    program raised it; else None), and times_faster and times_smaller, the
+    quotients of "materialised" and this (None without it).
+  """
+  for name in encoding_names:
+    encoding = encodings.make(name, num_heads=shape[1])
+    params = init_params(encoding)
+    for length in lengths:
+      arrays = _arrays(length, shape, dtype)
+      for which in passes:
+        rows = _measure_case(
+            encoding,
+            params,
+            arrays[: None if which == "both" else 4],
+            implementations,
+            repeats,
+            with_torch,
+        )
+        for row in rows:
+          yield {"encoding": name, "length": length, "pass": which, **row}
+
+
+def _arrays(length: int, shape, dtype) -> list[jax.Array]:
+  """Returns query, key, value, positions and cotangent."""
+  batch, num_heads, head_dim = shape
+  keys = jax.random.split(jax.random.key(0), 4)
+  normal = lambda key: jax.random.normal(
+      key, (batch, length, num_heads, head_dim), dtype
+  )
+  query, key, value, cotangent = map(normal, keys)
+  return [query, key, value, jnp.arange(length), cotangent]
+
+
+def _measure_case(
+    encoding, params, arrays, implementations, repeats, with_torch
+) -> list[dict[str, Any]]:
+  runs: dict[str, Callable[[], Any]] = {}
+  rows = {name: {"implementation": name} for name in implementations}
+  backward = len(arrays) == 5
+  needed = 0
+  for name in implementations:
+    row = rows[name]
+    function = program(encoding, implementation(name), backward=backward)
+    try:
+      compiled = jax.jit(function).lower(params, *arrays).compile()
+    except Exception as e:  # One case that fails must not cost all the others.
+      row["skipped"] = short_reason(e)
+      continue
+    memory = compiled.memory_analysis()
+    row["temp_bytes"] = memory.temp_size_in_bytes
+    bytes_needed = memory.temp_size_in_bytes + memory.output_size_in_bytes
+    if name == MATERIALISED:
+      needed = bytes_needed
+    if reason := _does_not_fit(bytes_needed):
+      row["skipped"] = reason
+      continue
+    runs[name] = lambda compiled=compiled: jax.block_until_ready(
+        compiled(params, *arrays)
+    )
+  # A device only tells its highest use so far: small programs go first.
+  for name in sorted(runs, key=lambda name: rows[name]["temp_bytes"]):
+    before = _peak_bytes()
+    runs[name]()
+    after = _peak_bytes()
+    rows[name]["peak_bytes"] = after if after != before else None
+
+  if with_torch:
+    rows[TORCH] = row = {"implementation": TORCH, "temp_bytes": None}
+    try:
+      # PyTorch keeps what the same formulation in JAX does.
+      if reason := _does_not_fit(needed):
+        raise NotImplementedError(reason)
+      runs[TORCH] = _torch_run(encoding, params, arrays)
+      runs[TORCH]()
+    except NotImplementedError as e:
+      row["skipped"] = short_reason(e)
+
+  seconds = collections.defaultdict(list)
+  for _ in range(repeats):
+    for name, run in runs.items():
+      start = time.perf_counter()
+      run()
+      seconds[name].append(time.perf_counter() - start)
+  for name, times in seconds.items():
+    rows[name]["seconds"] = statistics.median(times)
+    rows[name]["best_seconds"] = min(times)
+  baseline = rows.get(MATERIALISED, {})
+  for row in rows.values():
+    for ratio, field in (
+        ("times_faster", "seconds"),
+        ("times_smaller", "temp_bytes"),
+    ):
+      known = baseline.get(field) and row.get(field)
+      row[ratio] = baseline[field] / row[field] if known else None
+  return list(rows.values())
+
+
+def _torch_run(encoding, params, arrays):
+  from dape_jax.benchmarks.attention import pytorch
+
+  return pytorch.torch_program(encoding, params, *arrays, threads=num_threads())
+
+
+def require_torch() -> None:
+  """Raises ConfigError if PyTorch is not installed."""
+  try:
+    import torch  # noqa: F401
+  except ImportError as e:
+    message = "--torch needs PyTorch: pip install 'dape_jax[bench]'"
+    raise ConfigError(message) from e
+
+
+def short_reason(error: Exception) -> str:
+  """Returns the beginning of an error's message in one line."""
+  text = " ".join(str(error).split())
+  if not isinstance(error, NotImplementedError):
+    text = f"{type(error).__name__}: {text}"
+  return text if len(text) <= 160 else text[:157] + "..."
+
+
+def _does_not_fit(bytes_needed: int) -> str | None:
+  free = _free_bytes()
+  if free is None or bytes_needed <= _SAFE_SHARE * free:
+    return None
+  return (
+      f"does not fit: {bytes_needed / 1e9:.1f} GB, and"
+      f" {free / 1e9:.1f} GB are free"
+  )
+
+
+def _free_bytes() -> int | None:
+  """Returns the memory that the first device can still give, if it tells."""
+  device = jax.devices()[0]
+  if stats := device.memory_stats():
+    limit = stats.get("bytes_limit")
+    return limit and limit - stats.get("bytes_in_use", 0)
+  memory = pathlib.Path("/proc/meminfo")
+  if device.platform != "cpu" or not memory.exists():
+    return None
+  for line in memory.read_text().splitlines():
+    if line.startswith("MemAvailable:"):
+      return int(line.split()[1]) * 1024
+  return None
+
+
+def _peak_bytes() -> int | None:
+  stats = jax.devices()[0].memory_stats() or {}
+  return stats.get("peak_bytes_in_use")
+
+
+def num_threads() -> int:
+  """Returns how many cores this process may use, as XLA counts them."""
+  if hasattr(os, "sched_getaffinity"):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
+
+
+def machine() -> dict[str, Any]:
+  """Returns what the numbers were measured on."""
+  device = jax.devices()[0]
+  name = device.device_kind
+  cpu = pathlib.Path("/proc/cpuinfo")
+  if device.platform == "cpu" and cpu.exists():
+    models = [x for x in cpu.read_text().splitlines() if "model name" in x]
+    name = models[0].partition(":")[2].strip() if models else name
+  return {
+      "device": name,
+      "platform": device.platform,
+      "cores": num_threads(),
+      "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+      "jax": jax.__version__,
+  }

@@ -1,0 +1,141 @@
+"""What the TPU compiler says of attention, without a TPU.
+
+The compiler reads its settings when JAX starts, so each kind of chip gets a
+process of its own, which is `ahead_of_time`.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from dape_jax.compiler import tpu as tpu_compiler
+from dape_jax.errors import ConfigError
+
+_COMPILER = "dape_jax.benchmarks.attention.ahead_of_time"
+# XLA's own operations need no dump of schedules, which takes several times as
+# long as compiling them.
+_WITHOUT_KERNELS = ("reference", "materialised", "chunked")
+# Name of a topology, rows that the matrix units of a core take in a cycle (v6e's
+# two take two each), and the side of one. 2 * rows * side^2 * clock is the
+# published peak of a core.
+CHIPS = {
+    "v5e": ("v5e:2x2", 4, 128),
+    "v5p": ("v5p:2x2x1", 4, 128),
+    "v6e": ("v6e:2x2", 4, 256),
+}
+
+
+def mxu_bound(
+    chip: str,
+    *,
+    heads: int,
+    head_dim: int,
+    width: int | None,
+    bias: bool,
+    taps: int = 1,
+) -> dict[str, float]:
+  """Returns the fewest cycles of a (query, key) pair in the matrix units.
+
+  A matrix unit of side L takes a row of up to L numbers and multiplies it with
+  the L x L numbers that it holds. So a product [m, k] x [k, n] takes
+  m ceil(k / L) ceil(n / L) rows; a core takes U a cycle. With pairs on the n or
+  k side of every product that makes rows for each L pairs:
+
+      forward                                      rows
+        scores q k^T, each head                    N ceil(H / L)
+        output w v, each head                      N ceil(H / L)
+        network [M, C] x [C, pairs]                M ceil(C / L)
+        network [N, M] x [M, pairs]                N' ceil(M / L)
+      backward, scores and network anew and
+        d_w = d_out v^T, d_q, d_k, d_v             4 N ceil(H / L)
+        d_hidden [M, N] x [N, pairs]               M ceil(N / L)
+        d_inputs [C, M] x [M, pairs]               C' ceil(M / L)
+        d_kernels [M, pairs] x [pairs, C], [N, pairs] x [pairs, M]
+                                                   M ceil(C / L) + N' ceil(M / L)
+
+  and rows / (L U) cycles a pair. C = 2 N inputs (N without a bias) and N' and C'
+  are N and C rounded up to the 16 rows of a bfloat16 register. H = 64, N = 12,
+  M = 32 on v5e: (24 + 32 + 16) / 512 = 0.141 forward, 0.430 backward. A network
+  that reads several keys contracts as many times more numbers. A schedule, in
+  which no instruction waits for a busy unit, can lie an eighth below.
+
+  Args:
+    chip: of CHIPS.
+    heads, head_dim: N and H.
+    width: M, or None for an encoding without a score network.
+    bias: whether the network reads a bias too.
+    taps: keys that each layer of the network reads.
+  """
+  _, units, side = CHIPS[chip]
+  blocks = lambda n: -(-n // side)
+  padded = lambda n: -(-n // 16) * 16
+  product = heads * blocks(head_dim)
+  forward, backward = 2 * product, 5 * product
+  if width is not None:
+    inputs = (2 if bias else 1) * heads
+    network = width * blocks(taps * inputs)
+    network += padded(heads) * blocks(taps * width)
+    forward += network
+    backward += 2 * network + width * blocks(taps * heads)
+    backward += padded(inputs) * blocks(taps * width)
+  return {
+      "forward": forward / side / units,
+      "backward": backward / side / units,
+  }
+
+
+def measure(
+    chips: list[str], implementations: list[str], request: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+  """Yields the rows of `ahead_of_time.rows` for each chip and implementation.
+
+  Args:
+    chips: names of CHIPS.
+    implementations: see `ahead_of_time.rows`.
+    request: its other keyword arguments, but for "chip" and "dump".
+
+  Raises:
+    ConfigError: the compiler is not installed, or its process died.
+  """
+  tpu_compiler.check_installed("--tpu")
+  for chip in chips:
+    for implementation in implementations:
+      call = request | {"chip": chip, "implementation": implementation}
+      yield from _compiler_process(call)
+
+
+def _compiler_process(call: dict[str, Any]) -> Iterator[dict[str, Any]]:
+  with tempfile.TemporaryDirectory(prefix="dape_jax_bench") as folder:
+    dump, log = (pathlib.Path(folder) / name for name in ("dump", "log"))
+    dump.mkdir()
+    environment = os.environ | tpu_compiler.ENVIRONMENT
+    environment["JAX_PLATFORMS"] = "cpu"
+    if call["implementation"] not in _WITHOUT_KERNELS:
+      environment["LIBTPU_INIT_ARGS"] = (
+          f"--xla_jf_dump_to={dump} --xla_jf_dump_llo_text=true"
+      )
+    call = json.dumps(call | {"dump": str(dump)})
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(
+            [sys.executable, "-m", _COMPILER, call],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        ) as process,
+    ):
+      for line in process.stdout:
+        if line.startswith("{"):
+          yield json.loads(line)
+    if process.returncode:
+      last = log.read_text(errors="replace").strip().rpartition("\n")[2]
+      raise ConfigError(
+          f"the TPU compiler's process ended with status {process.returncode}"
+          f" at {call}: {last}"
+      )

@@ -1,0 +1,127 @@
+"""How much the training loop adds to the compiled step.
+
+  python -m dape_jax.benchmarks.training_loop --config=configs/demo.py:dape_kerple_log
+
+Makes rounds of the step alone, on one batch, and of the whole loop (reading,
+transfers, fetching and writing numbers, and an evaluation step at its end), by turns
+in one process, and prints the median of the rounds' ratios.
+"""
+
+import contextlib
+import dataclasses
+import io
+import statistics
+import tempfile
+import time
+
+from absl import flags
+from ml_collections import config_flags
+
+from dape_jax import cli
+from dape_jax.config import ExperimentConfig
+from dape_jax.config.dicts import experiment_from_dict
+from dape_jax.errors import ConfigError
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "Config file, as of train.py.", lock_config=True
+)
+_STEPS = flags.DEFINE_integer("steps", 50, "Steps of a round.", lower_bound=2)
+_ROUNDS = flags.DEFINE_integer("rounds", 7, "Rounds of each.", lower_bound=1)
+flags.mark_flags_as_required(["config"])
+
+
+class _NoSaver:
+  """Checkpoints are not what is measured."""
+
+  def save(self, *_) -> None:
+    pass
+
+  def wait(self) -> bool:
+    return True
+
+
+def measure(
+    config: ExperimentConfig, steps: int, rounds: int
+) -> tuple[list[float], list[float]]:
+  """Returns seconds of each round of the bare step, and of the loop.
+
+  Args:
+    config: of a run.
+    steps: of a round.
+    rounds: of each, by turns.
+  """
+  import jax  # pylint: disable=g-import-not-at-top
+  from etils import epath
+
+  from dape_jax.parallel import partitioning
+  from dape_jax.training import loop
+  from dape_jax.training.metrics import MetricsWriter, Throughput
+  from dape_jax.training.profile import ProfileWindow
+  from dape_jax.training.run import Run
+
+  train = dataclasses.replace(
+      config.train, steps=steps, eval_every=0, checkpoint_every=0
+  )
+  optimizer = dataclasses.replace(config.optimizer, warmup_steps=1)
+  config = dataclasses.replace(config, train=train, optimizer=optimizer)
+  mesh = partitioning.make_mesh(config.mesh)
+  run = Run(config, mesh)
+  bare, whole = [], []
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(jax.set_mesh(mesh))
+    folder = epath.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+    writer = stack.enter_context(
+        MetricsWriter(
+            folder,
+            first_step=0,
+            total_steps=steps,
+            tokens_per_step=1,
+            main_process=True,
+        )
+    )
+
+    def run_bare():
+      state, batch = run.new_state(), run.batch(0)
+      jax.block_until_ready((state, batch))
+      begin = time.perf_counter()
+      for _ in range(steps):
+        state, metrics = run.train_step(state, batch)
+      jax.block_until_ready((state, metrics))
+      return time.perf_counter() - begin
+
+    def run_whole():
+      state = jax.block_until_ready(run.new_state())
+      begin = time.perf_counter()
+      loop.train_steps(
+          run,
+          state,
+          _NoSaver(),
+          writer,
+          Throughput(1, 1.0),
+          ProfileWindow(folder, None),
+      )
+      return time.perf_counter() - begin
+
+    run_bare(), run_whole()  # Compiles.
+    for _ in range(rounds):
+      bare.append(run_bare())
+      whole.append(run_whole())
+  return bare, whole
+
+
+def main(argv: list[str]) -> None:
+  if argv[1:]:
+    raise ConfigError(f"{argv[1]!r} is not a flag; write --{argv[1]}")
+  config = experiment_from_dict(_CONFIG.value.to_dict())
+  steps = _STEPS.value
+  bare, whole = measure(config, steps, _ROUNDS.value)
+  ratio = statistics.median(w / b for w, b in zip(whole, bare, strict=True))
+  for name, times in (("bare step", bare), ("whole loop", whole)):
+    shown = ", ".join(f"{t / steps * 1e3:.1f}" for t in times)
+    print(f"{name}: {shown} ms a step")
+  print(f"the loop adds {ratio - 1:+.1%}")
+
+
+if __name__ == "__main__":
+  cli.run(main)

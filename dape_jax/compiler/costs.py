@@ -1,0 +1,202 @@
+"""What a compiled training step moves: through memory, and between chips."""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Iterator
+
+from dape_jax.compiler import hlo_text
+from dape_jax.compiler.hlo_text import Instruction, Program, bytes_of, elements
+
+# What moves nothing by itself.
+_FREE = frozenset(
+    {
+        "parameter",
+        "constant",
+        "get-tuple-element",
+        "tuple",
+        "bitcast",
+        "after-all",
+        "partition-id",
+        "opt-barrier",
+        "async-update",
+        "while",
+        "conditional",
+        "call",
+    }
+)
+_SLICES = ("dynamic-slice", "slice", "gather", "slice-start")
+# Parts of a message of all bytes that leave a chip, of a group of n chips.
+_SENT = {
+    "all-gather": lambda n: (n - 1) / n,
+    "reduce-scatter": lambda n: (n - 1) / n,
+    "all-to-all": lambda n: (n - 1) / n,
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "collective-permute": lambda n: 1.0,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+  """Bytes of one chip in one step.
+
+  Attributes:
+    memory: read from and written to main memory.
+    sent: to other chips, by kind of collective.
+    has_unknown_loops: a loop turns as often as data say, and counts one turn.
+  """
+
+  memory: int
+  sent: dict[str, int]
+  has_unknown_loops: bool
+
+
+def program_costs(text: str) -> Costs:
+  """Returns the costs of `compiled.as_text()`.
+
+  Operands and results of every operation that the compiler keeps apart, loops
+  times their turns; of what is sliced or updated in place, the part that is. A
+  kernel counts its operands once, however often it reads them.
+  """
+  program = hlo_text.parse(text)
+  memory, unknown = 0, False
+  sent: dict[str, dict[str, float]] = collections.defaultdict(dict)
+  for name, turns, is_known in _executed(program):
+    unknown |= not is_known
+    instructions = program.computations[name]
+    types = {i.name: i.type for i in instructions}
+    for instruction in instructions:
+      memory += turns * _moved(program, instruction, types)
+      for collective in _collectives(program, instruction):
+        # One that is overlapped with others is in several pieces of one number.
+        kind, channel, amount = collective
+        sent[kind][channel] = max(sent[kind].get(channel, 0), turns * amount)
+  return Costs(
+      memory, {k: int(sum(v.values())) for k, v in sent.items()}, unknown
+  )
+
+
+def _executed(program: Program) -> Iterator[tuple[str, int, bool]]:
+  """Yields (computation, how often it runs, whether that is known)."""
+
+  def visit(name, turns, known):
+    yield name, turns, known
+    for instruction in program.computations[name]:
+      if instruction.opcode == "while":
+        inner = program.turns(instruction)
+        body = instruction.attribute("body")
+        yield from visit(body, turns * (inner or 1), known and bool(inner))
+      elif instruction.opcode == "call":
+        yield from visit(instruction.attribute("to_apply"), turns, known)
+      elif instruction.opcode == "conditional":
+        branches = re.findall(
+            r"(?:true|false)_computation=%?([\w.\-]+)", instruction.line
+        )
+        if listed := re.search(
+            r"branch_computations=\{([^}]*)\}", instruction.line
+        ):
+          branches += re.findall(r"%?([\w.\-]+)", listed[1])
+        for branch in branches:
+          yield from visit(branch, turns, known)
+
+  yield from visit(program.entry, 1, True)
+
+
+def _moved(program: Program, instruction: Instruction, types) -> int:
+  """Returns the bytes that an operation reads and writes."""
+  opcode = instruction.opcode
+  if opcode in _FREE or opcode.endswith("-done"):
+    return 0
+  operands = dict.fromkeys(instruction.operands)
+  if opcode in _SLICES:
+    # Of an asynchronous one the type is (operand, result, ...).
+    result = elements(instruction.type)[opcode.endswith("-start")]
+    whole = bytes_of(types.get(instruction.operands[0], ""))
+    return min(whole, bytes_of(result, anywhere=True)) + bytes_of(result)
+  if opcode == "dynamic-update-slice":
+    return 2 * bytes_of(types.get(instruction.operands[1], ""))
+  if opcode == "scatter":
+    return 2 * bytes_of(types.get(instruction.operands[2], ""))
+  if opcode == "async-start" and (calls := instruction.attribute("calls")):
+    inside = program.computations[calls]
+    inner_types = {i.name: i.type for i in inside}
+    return sum(_moved(program, i, inner_types) for i in inside)
+  if opcode.endswith("-start") and opcode != "all-reduce-start":
+    return bytes_of(instruction.type)  # Operand and result.
+  if opcode == "fusion":
+    inside = program.computations.get(instruction.attribute("calls"), ())
+    return _moved_by_fusion(inside, instruction, types)
+  read = sum(bytes_of(types.get(operand, "")) for operand in operands)
+  return read + bytes_of(instruction.type)
+
+
+def _moved_by_fusion(inside, fusion: Instruction, types) -> int:
+  """Returns the bytes of a fusion: of slices and updates, the part in question."""
+  inner_types = {i.name: i.type for i in inside}
+  users = collections.defaultdict(list)
+  for i in inside:
+    for operand in set(i.operands):
+      users[operand].append(i)
+  moved = 0
+  for parameter in inside:
+    if parameter.opcode != "parameter":
+      continue
+    number = int(re.search(r"parameter\((\d+)\)", parameter.line)[1])
+    if number >= len(fusion.operands):
+      continue
+    whole = bytes_of(types.get(fusion.operands[number], ""))
+    parts = 0
+    for user in users[parameter.name]:
+      is_first = user.operands[:1] == (parameter.name,)
+      if user.opcode in _SLICES and is_first:
+        parts += bytes_of(user.type, anywhere=True)
+      elif not (user.opcode == "dynamic-update-slice" and is_first):
+        parts = whole
+        break
+    moved += min(parts, whole)
+  written = bytes_of(fusion.type)
+  for i in inside:
+    if i.opcode == "dynamic-update-slice":
+      whole = bytes_of(i.type)
+      if whole <= written:
+        written += bytes_of(inner_types.get(i.operands[1], "")) - whole
+  return moved + max(written, 0)
+
+
+def _collectives(program: Program, instruction: Instruction):
+  """Yields (kind, channel, bytes sent by a chip) of an instruction."""
+  if instruction.opcode == "fusion":
+    inside = program.computations.get(instruction.attribute("calls"), ())
+  else:
+    inside = (instruction,)
+  for i in inside:
+    kind = i.opcode.removesuffix("-start")
+    if kind not in _SENT or i.opcode.endswith("-done"):
+      continue
+    channel = re.search(r"channel_id=(\d+)", i.line)
+    parts = elements(i.type)
+    # Of an asynchronous one the type is (operand, result, ...), but for all-reduce.
+    is_pair = i.opcode.endswith("-start") and kind != "all-reduce"
+    result = parts[1] if is_pair and parts[1:] else i.type
+    amount = bytes_of(result, anywhere=True)
+    size = _group_size(i.line)
+    if kind == "reduce-scatter":
+      amount *= size
+    yield kind, channel[1] if channel else i.name, amount * _SENT[kind](size)
+
+
+def _group_size(line: str) -> int:
+  """Returns how many chips take part in a collective together."""
+  if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", line):
+    return pairs[1].count("{")
+  if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line):
+    sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
+    size = 1
+    for axis in re.findall(r"'(\w+)'", mesh[2]):
+      size *= int(sizes[axis])
+    return size
+  if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]", line):
+    return int(iota[2])
+  if groups := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
+    return len(groups[1].split(","))
+  return 1

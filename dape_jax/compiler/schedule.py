@@ -1,0 +1,195 @@
+"""Reads what the TPU compiler says of a program's time.
+
+Two sources, neither of them documented, so that everything here answers None
+where it meets what it does not know:
+
+- the final schedule of a Pallas kernel, which libtpu writes when it starts with
+  LIBTPU_INIT_ARGS="--xla_jf_dump_to=DIR --xla_jf_dump_llo_text=true". One line
+  is one bundle of instructions, which issue together in one cycle:
+      address label: > { instruction ;; instruction }  /* comments */
+- the compiler's own "estimated_cycles" of XLA's fusions, in the program's text.
+
+Neither knows how long memory makes the chip wait.
+"""
+
+import dataclasses
+import math
+import pathlib
+import re
+from typing import Any
+
+from dape_jax.compiler import hlo_text
+
+_BUNDLE = re.compile(r"^\s*(?:0x[0-9a-f]+|0)\s+([A-Z ]*):\s*([> ]*)\{")
+_BRANCH = re.compile(r"sbr\.rel\s*(?:\(!?([^)]*)\))?\s*target = \$region(\d+)")
+_START = re.compile(r"Start(?:/End empty)? region (\d+)\b")
+_DELAY_SLOTS = 4  # bundles after a branch that belong to it
+_NO_ESTIMATE = 2**62  # what stands for one is the largest int64
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """Cycles of a kernel, from its bundles.
+
+  Attributes:
+    bodies: cycles of each conditional piece that multiplies matrices, in the
+      order of the program: the tile without and with a mask.
+    step: bundles of the rest of a grid step, were every condition true.
+    unknown_trips: a loop inside a body turns a number of times that is not in
+      the program; its turn is counted once.
+  """
+
+  bodies: tuple[int, ...]
+  step: int
+  unknown_trips: bool
+
+
+def kernel_schedule(folder: pathlib.Path, name: str) -> Schedule | None:
+  """Returns the schedule of the Pallas kernel `name` that was dumped last.
+
+  None if libtpu wrote none, or one that this does not understand.
+  """
+  pattern = re.compile(rf"\d+-{re.escape(name)}(\.\d+)?-\d+-final_bundles\.txt")
+  files = sorted(f for f in folder.glob("*.txt") if pattern.fullmatch(f.name))
+  if not files:
+    return None
+  return parse_schedule(files[-1].read_text(errors="replace"))
+
+
+def parse_schedule(text: str) -> Schedule | None:
+  """Returns the schedule in the text of a final_bundles file, or None."""
+  lines = [line for line in text.splitlines() if _BUNDLE.match(line)]
+  starts: dict[str, int] = {}
+  heads = []
+  for i, line in enumerate(lines):
+    label, depth = _BUNDLE.match(line).groups()
+    if "LB" in label.split():
+      heads.append((i, depth.count(">")))
+    for region in _START.findall(line):
+      starts.setdefault(region, i)
+
+  # A branch over bundles makes them conditional; one backwards ends a loop.
+  pieces, loops = [], []
+  for i, line in enumerate(lines):
+    for predicate, region in _BRANCH.findall(line):
+      end = starts.get(region, -1)
+      if end > i:
+        pieces.append((i + 1, end))
+      elif depth := _BUNDLE.match(line)[2].count(">"):
+        inside = [start for start, d in heads if start <= i and d == depth]
+        if inside and depth > 1:  # The loop of depth 1 is the grid.
+          trips = _trips(lines[inside[-1] : i + 1], predicate)
+          end = min(i + 1 + _DELAY_SLOTS, len(lines))
+          loops.append((inside[-1], end, trips))
+  bodies = _bodies(lines, pieces)
+  if not bodies:
+    return None
+
+  def cycles(start, end):
+    turns = [1] * (end - start)
+    for loop_start, loop_end, trips in loops:
+      for i in range(max(start, loop_start), min(end, loop_end)):
+        turns[i - start] *= trips or 1
+    return sum(turns)
+
+  grid = min((start for start, depth in heads if depth == 1), default=0)
+  counted = tuple(cycles(*body) for body in bodies)
+  in_bodies = sum(end - start for start, end in bodies)
+  return Schedule(
+      bodies=counted,
+      step=len(lines) - grid - in_bodies,
+      unknown_trips=any(
+          trips is None and start <= loop_start < end
+          for loop_start, _, trips in loops
+          for start, end in bodies
+      ),
+  )
+
+
+def _bodies(lines, pieces) -> list[tuple[int, int]]:
+  """Returns the innermost conditional pieces that multiply matrices."""
+  before = [0]
+  for line in lines:
+    before.append(before[-1] + len(re.findall(r"\bvmatmul", line)))
+  products = {(s, e): before[e] - before[s] for s, e in pieces}
+
+  # What multiplies a little, say to transpose a result, is no tile.
+  most = max(products.values(), default=0)
+  large = [piece for piece, n in products.items() if n and 10 * n >= most]
+
+  def is_shell(piece):
+    return any(
+        other != piece and piece[0] <= other[0] and other[1] <= piece[1]
+        for other in large
+    )
+
+  return sorted(piece for piece in large if not is_shell(piece))
+
+
+def _trips(lines, predicate: str) -> int | None:
+  """Returns the constant that a loop compares its counter with, or None."""
+  compare = re.compile(
+      rf"{re.escape(predicate)} = scmp\.[a-z.0-9]+ %\w+, (\d+)\b"
+  )
+  found = [m for line in lines for m in compare.findall(line)]
+  return int(found[-1]) if predicate and found else None
+
+
+def pallas_kernels(jaxpr: Any) -> list[tuple[str, int]]:
+  """Returns (name, grid steps) of the Pallas kernels that a jaxpr calls."""
+  kernels = []
+  for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+    if equation.primitive.name == "pallas_call":
+      name = equation.params.get("name")
+      name = name or getattr(
+          equation.params.get("name_and_src_info"), "name", ""
+      )
+      grid = getattr(equation.params.get("grid_mapping"), "grid", ())
+      if all(isinstance(size, int) for size in grid):
+        kernels.append((name, math.prod(grid)))
+      continue
+    for value in equation.params.values():
+      for item in value if isinstance(value, list | tuple) else [value]:
+        if hasattr(getattr(item, "jaxpr", item), "eqns"):
+          kernels += pallas_kernels(item)
+  return kernels
+
+
+@dataclasses.dataclass(frozen=True)
+class XlaCycles:
+  """Sums of the compiler's "estimated_cycles".
+
+  Attributes:
+    known: all but the loops below, loops of known trip count times that count.
+      None if the compiler has no estimate of some operation.
+    per_turn: one turn of each loop whose trip count is data.
+  """
+
+  known: int | None
+  per_turn: tuple[int, ...]
+
+
+def xla_cycles(text: str) -> XlaCycles | None:
+  """Returns the sums over a compiled program's text, None if it has none."""
+  if '"estimated_cycles"' not in text:
+    return None
+  program = hlo_text.parse(text)
+
+  def total(name: str) -> tuple[int, list[int]]:
+    known, dynamic = 0, []
+    for instruction in program.computations.get(name, ()):
+      if instruction.opcode == "while":
+        inner, inner_dynamic = total(instruction.attribute("body"))
+        dynamic += inner_dynamic
+        turns = program.turns(instruction)
+        if turns is None:
+          dynamic.append(inner)
+        else:
+          known += turns * inner
+      elif cycles := re.search(r'"estimated_cycles":"(\d+)"', instruction.line):
+        known += int(cycles[1])
+    return known, dynamic
+
+  known, dynamic = total(program.entry)
+  per_turn = tuple(cycles for cycles in dynamic if cycles < _NO_ESTIMATE)
+  return XlaCycles(known if known < _NO_ESTIMATE else None, per_turn)

@@ -1,0 +1,23 @@
+"""Settings of a run: dataclasses, the flags that change them, their dict form."""
+
+from dape_jax.config.data import DataConfig, TaskConfig
+from dape_jax.config.dicts import experiment_from_dict, experiment_to_dict
+from dape_jax.config.experiment import (
+    ExperimentConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from dape_jax.config.mesh import MeshConfig
+from dape_jax.config.model import ModelConfig
+
+__all__ = [
+    "DataConfig",
+    "ExperimentConfig",
+    "MeshConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "TaskConfig",
+    "TrainConfig",
+    "experiment_from_dict",
+    "experiment_to_dict",
+]
