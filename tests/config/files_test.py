@@ -11,7 +11,7 @@ from dape_jax.config.dicts import experiment_from_dict
 from dape_jax.data import tasks
 from dape_jax.errors import ConfigError
 
-FOLDER = pathlib.Path(__file__).parents[1] / "configs"
+FOLDER = pathlib.Path(__file__).parents[2] / "configs"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 
 

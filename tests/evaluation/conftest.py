@@ -2,11 +2,7 @@
 
 import dataclasses
 import importlib.util
-import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -26,24 +22,6 @@ from dape_jax.models import Transformer
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SCRIPT = _ROOT / "eval.py"
-# Runs commands that it reads, JAX started once.
-_DRIVER = """
-import contextlib, io, json, sys
-from absl.testing import flagsaver
-from dape_jax import cli
-from dape_jax.evaluation import che
-
-for line in sys.stdin:
-  out, err = io.StringIO(), io.StringIO()
-  with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-    try:
-      with flagsaver.flagsaver():
-        cli.run(che.main, ["che.py", *json.loads(line)])
-    except SystemExit as exit_:
-      status = exit_.code or 0
-  reply = json.dumps([status, out.getvalue(), err.getvalue()])
-  print(reply, file=sys.__stdout__, flush=True)
-"""
 
 
 def _documents(seed):
@@ -113,34 +91,3 @@ def evaluate(evaluate_main, root, monkeypatch, capsys):
     return exit_.value.code or 0, out, err
 
   return call
-
-
-@pytest.fixture(scope="session")
-def che(tmp_path_factory):
-  """Returns a function: flags of the command for grids -> status, stdout, stderr.
-
-  In a process of its own, because its flags have names of eval.py's.
-  """
-  environment = os.environ | {
-      "JAX_PLATFORMS": "cpu",
-      "XLA_FLAGS": "--xla_backend_optimization_level=0",
-      # The runs of a grid are of few programs.
-      "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("jax")),
-      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-  }
-  with subprocess.Popen(
-      [sys.executable, "-c", _DRIVER],
-      cwd=_ROOT,
-      env=environment,
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      text=True,
-  ) as process:
-
-    def call(*flags):
-      process.stdin.write(json.dumps(flags) + "\n")
-      process.stdin.flush()
-      return tuple(json.loads(process.stdout.readline()))
-
-    yield call
-    process.stdin.close()

@@ -14,7 +14,7 @@ import pytest
 from dape_jax.training import loop
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_CONFIG = pathlib.Path(__file__).with_name("tiny_config.py")
+_CONFIG = _ROOT / "tests" / "support" / "tiny_config.py"
 
 
 @pytest.fixture(scope="module")

@@ -26,11 +26,11 @@ RUNS = ["induction/nope/seed3", "induction/alibi/seed3"]
 
 
 @pytest.fixture(scope="module")
-def grid(che):
+def grid(tasks_command):
   """Returns a function: folder, flags -> result of the tiny grid's command."""
 
   def call(folder, *flags):
-    return che(
+    return tasks_command(
         "--config=configs/length_tasks.py",
         "--tasks=induction",
         "--encodings=nope,alibi",
@@ -149,10 +149,10 @@ def test_runs_of_other_settings_are_refused(finished, grid):
   assert written(finished) == before
 
 
-def test_a_run_is_scored_alone(whole, che):
+def test_a_run_is_scored_alone(whole, tasks_command):
   folder = whole[0] / RUNS[1]
   flags = f"--score={folder}", "--times=1,2,4", "--samples=16"
-  status, out, err = che(*flags)
+  status, out, err = tasks_command(*flags)
   assert status == 0, err
   assert "| alibi" in out and "nope" not in out
   (result,) = stored(whole[0], RUNS[1])["results"]
@@ -160,11 +160,11 @@ def test_a_run_is_scored_alone(whole, che):
     assert f"| {row['accuracy']:.3f} " in out
   before = written(whole[0])
   for batch_size in (5, 16):
-    assert che(*flags, f"--batch_size={batch_size}") == (0, out, "")
+    assert tasks_command(*flags, f"--batch_size={batch_size}") == (0, out, "")
   assert written(whole[0]) == before
 
 
-def test_a_checkpoint_of_text_is_for_the_other_script(finished, che):
+def test_a_checkpoint_of_text_is_for_the_other_script(finished, tasks_command):
   run = finished / RUNS[0]
   (metadata,) = run.glob("checkpoints/3/metadata/data.json")
   values = json.loads(metadata.read_text())
@@ -172,7 +172,7 @@ def test_a_checkpoint_of_text_is_for_the_other_script(finished, che):
   values["config"]["model"]["num_outputs"] = 0
   metadata.write_text(json.dumps(values))
   assert_refused(
-      che(f"--score={run}"),
+      tasks_command(f"--score={run}"),
       f"{run} was trained on text; evaluate it with eval.py --checkpoint={run}.",
   )
 

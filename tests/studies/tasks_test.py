@@ -40,8 +40,8 @@ GRID = (
         ("--times=1 --lengths=2", "give either --lengths or --times."),
     ],
 )
-def test_wrong_flags_are_one_line(che, flags, message):
-  result = che(*flags.split())
+def test_wrong_flags_are_one_line(tasks_command, flags, message):
+  result = tasks_command(*flags.split())
   assert_refused(result, message)
   assert result[2].count("\n") == 1
 
@@ -79,13 +79,15 @@ def test_wrong_flags_are_one_line(che, flags, message):
         ("--output={tmp}/c.py", "c.py/induction/nope/seed0 cannot be written"),
     ],
 )
-def test_what_cannot_be_is_told_before_training(che, tmp_path, flags, message):
+def test_what_cannot_be_is_told_before_training(
+    tasks_command, tmp_path, flags, message
+):
   (tmp_path / "c.py").write_text(
       "def get_config(_):\n  raise RuntimeError('no')"
   )
   folder = tmp_path / "runs"
   flags = flags.format(tmp=tmp_path).split()
-  assert_refused(che(*GRID, f"--output={folder}", *flags), message)
+  assert_refused(tasks_command(*GRID, f"--output={folder}", *flags), message)
   assert not folder.exists()
 
 

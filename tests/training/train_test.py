@@ -13,7 +13,7 @@ import time
 import pytest
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_CONFIG = pathlib.Path(__file__).with_name("tiny_config.py")
+_CONFIG = _ROOT / "tests" / "support" / "tiny_config.py"
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,6 @@ def assert_refused(result, message):
   status, out, err = result
   assert status == 2 and not out
   last = err.splitlines()[-1]
-  assert last.startswith("che.py: error: ")
+  assert last.startswith("tasks.py: error: ")
   assert message in last
   assert "Traceback" not in err
