@@ -1,8 +1,11 @@
-# make demo: train three encodings on this machine and see how they extrapolate.
-# make test: lint and run the tests. Both make their own .venv from $(PYTHON).
-# make length-tasks, make code-lm: comparisons of encodings, hours each, into
-# docs/results; the same command goes on where it stopped.
-# make aot: what the TPU compiler says of configs/lm.py, hours, goes on likewise.
+# make demo: train three encodings on this machine and compare how they extrapolate.
+# make test: lint and run the tests, except the long ones. Both create .venv from
+# $(PYTHON).
+# make soak: the long tests.
+# make length-tasks, make code-lm: comparisons of encodings, hours each, written to
+# docs/results. Rerun to resume.
+# make aot: memory and cost of configs/lm.py by the TPU compiler, hours. Rerun to
+# resume.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +18,7 @@ ALL_ENCODINGS := nope rope alibi kerple_log fire fox dape_alibi dape_kerple_log 
   dape_fire dape_v2_kerple_log dape_static_kerple_log
 SEEDS := 0 1 2
 
-.PHONY: demo test lint clean length-tasks code-lm aot
+.PHONY: demo test soak lint clean length-tasks code-lm aot
 
 demo: $(VENV)/.ready
 	@set -e; for encoding in $(ENCODINGS); do \
@@ -50,7 +53,7 @@ code-lm: $(VENV)/.ready
 	cd runs/code_lm/comparison && cp *.json *.md *.png $(CURDIR)/docs/results/code_lm
 
 AOT_LINES := docs/results/aot/lines.jsonl
-# Exit status 3 says that it does not fit, which is an answer too.
+# Exit status 3 means that the program does not fit, which is a result too.
 aot: AOT := PYTHONPATH=$(VENV)/libtpu $(BIN)/python -m dape_jax.compiler
 aot: $(VENV)/.ready-test
 	@set -e; mkdir -p $(dir $(AOT_LINES)); \
@@ -72,14 +75,19 @@ aot: $(VENV)/.ready-test
 	done; done
 	$(AOT) --table=$(AOT_LINES) > $(dir $(AOT_LINES))table.md
 
+PYTEST := $(BIN)/python -m pytest -n auto --dist=worksteal
+
 test: lint
-	$(BIN)/python -m pytest -n auto
+	$(PYTEST) -m "not soak"
+
+soak: $(VENV)/.ready-test
+	$(PYTEST) -m soak
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .
 	$(BIN)/pyink --check --quiet .
 
-# A virtual environment that an interrupted install left behind is made anew.
+# Starts over if an interrupted installation left an incomplete environment.
 $(VENV)/.ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "dape_jax needs Python 3.11 or newer; $(PYTHON) is" \
@@ -93,8 +101,8 @@ $(VENV)/.ready: requirements.txt pyproject.toml
 
 $(VENV)/.ready-test: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet -e '.[test]'
-# The TPU compiler for the tests, beside the environment: within it, JAX would look
-# for a TPU whenever it starts.
+# The TPU compiler for the tests. It is not installed into the environment itself,
+# where JAX would search for a TPU at every start.
 	if [ "$$(uname -sm)" = "Linux x86_64" ]; then \
 	  $(BIN)/python -m pip install --quiet --target $(VENV)/libtpu libtpu; fi
 	touch $@
