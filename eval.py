@@ -36,13 +36,13 @@ _PROTOCOL = flags.DEFINE_enum(
     "Tokens scored in each region: its last 256, or all: in pieces, in"
     " overlapping windows, or in one reading of the longest length.",
 )
-_STRIDE = flags.DEFINE_integer(
+_STRIDE = cli.define_whole_number(
     "stride",
     None,
     "Of --protocol=sliding; default: a quarter of the length.",
     1,
 )
-_REGIONS = flags.DEFINE_integer(
+_REGIONS = cli.define_whole_number(
     "regions", 32, "At most so many regions of the longest length.", 1
 )
 _TEXT = flags.DEFINE_list(
@@ -63,13 +63,13 @@ _SOURCE = flags.DEFINE_string(
 _RETRIEVAL = flags.DEFINE_list(
     "retrieval", [], "Retrieval tasks at the same lengths, such as passkey."
 )
-_RETRIEVAL_SAMPLES = flags.DEFINE_integer(
+_RETRIEVAL_SAMPLES = cli.define_whole_number(
     "retrieval_samples", 20, "Texts for each task, length and depth.", 1
 )
-_BATCH_SIZE = flags.DEFINE_integer(
+_BATCH_SIZE = cli.define_whole_number(
     "batch_size", 0, "Texts read at a time; 0: as many as fit in memory.", 0
 )
-_CHUNK = flags.DEFINE_integer("chunk", 512, "Tokens read at a time.", 1)
+_CHUNK = cli.define_whole_number("chunk", 512, "Tokens read at a time.", 1)
 _OUTPUT = flags.DEFINE_string(
     "output",
     None,

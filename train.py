@@ -15,20 +15,12 @@ or NaN, or the last checkpoint could not be written; 2 wrong input.
 import sys
 
 from absl import flags
-from ml_collections import config_flags
 
 from dape_jax import cli
-from dape_jax.config.dicts import experiment_from_dict
+from dape_jax.config import overrides
 from dape_jax.errors import ConfigError
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config",
-    None,
-    "File that defines get_config(); --config.SECTION.SETTING=VALUE changes one"
-    " setting (see dape_jax/config/experiment.py,"
-    " model_config.py, data_config.py and mesh_config.py).",
-    lock_config=True,
-)
+_CONFIG = overrides.define_config_flag()
 _WORKDIR = flags.DEFINE_string(
     "workdir",
     None,
@@ -51,10 +43,10 @@ _COORDINATOR = flags.DEFINE_string(
     None,
     "host:port of process 0, where the environment does not say.",
 )
-_NUM_PROCESSES = flags.DEFINE_integer(
+_NUM_PROCESSES = cli.define_whole_number(
     "num_processes", None, "Processes of the run."
 )
-_PROCESS_ID = flags.DEFINE_integer(
+_PROCESS_ID = cli.define_whole_number(
     "process_id", None, "Number of this process, from 0."
 )
 flags.mark_flags_as_required(["config", "workdir"])
@@ -78,17 +70,8 @@ def _profile_steps() -> tuple[int, int] | None:
 
 
 def main(argv: list[str]) -> None:
-  if argv[1:]:
-    raise ConfigError(f"{argv[1]!r} is not a flag; write --{argv[1]}")
-  try:
-    values = _CONFIG.value.to_dict()
-  except OSError as e:  # ml_collections reports a missing file on first use.
-    raise ConfigError(f"--config: {e}") from e
-  except AttributeError as e:
-    raise ConfigError(
-        "--config: get_config() must return an ml_collections.ConfigDict."
-    ) from e
-  config = experiment_from_dict(values)
+  cli.refuse_arguments(argv)
+  config = overrides.experiment_from_flag(_CONFIG)
   profile_steps = _profile_steps()
   # JAX and orbax take seconds to start; a wrong setting is told at once.
   from dape_jax.parallel import distributed

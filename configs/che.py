@@ -4,18 +4,18 @@
       --config=configs/che.py:task=even_pairs,encoding=dape_kerple_log
   python -m dape_jax.studies.tasks --score=runs/che --lengths=41-500
 
-Arguments behind the colon: task (`python -m dape_jax.studies.tasks --help` lists
-them), encoding, form ("encoder", or "decoder" for causal attention; both answer at
-placeholders behind the input), max_position (2048 trains and scores on randomized
-positions as the paper does, 0 on 0, 1, 2, ...).
+Arguments after the colon: task (listed by `python -m dape_jax.studies.tasks
+--help`), encoding, form ("encoder", or "decoder" for causal attention; both answer at
+placeholders after the input) and max_position (2048 uses randomized positions in
+training and scoring, as the paper does; 0 uses 0, 1, 2, ...).
 
-The model, optimizer and lengths of arXiv 2305.16843: 5 layers, 8 heads, width 64,
-LayerNorm after each sublayer, ReLU, dropout 0.1, Adam 1e-3, batches of 128 of one
-length in 1..40, 10,000 steps (their example; DAPE's paper says 200,000). Departures:
-the attention's projections have biases, embedded tokens no dropout, and dropout is
-off in scoring.
+Model, optimizer and lengths follow arXiv 2305.16843: 5 layers, 8 heads, width 64,
+LayerNorm after each sublayer, ReLU, dropout 0.1, Adam at 1e-3, batches of 128
+problems of one length in 1..40, and 10,000 steps (their example; the DAPE paper uses
+200,000). Departures: attention projections have biases, embeddings have no dropout,
+and scoring uses none.
 
-Hardware and time: an accelerator; on 2 CPU cores about 4 steps a second.
+Hardware and time: an accelerator; 2 CPU cores run about 4 steps per second.
 """
 
 import ml_collections

@@ -2,8 +2,9 @@
 
   python train.py --config=configs/code_lm.py:dape_kerple_log --workdir=runs/code_lm
 
-The text behind the colon is the encoding (default dape_kerple_log). `make code-lm`
-trains eleven encodings with three seeds and evaluates them to 16,384 tokens.
+The argument after the colon is the encoding (default dape_kerple_log). `make
+code-lm` trains eleven encodings with three seeds each and evaluates them up to
+16,384 tokens.
 
 Hardware and time: one CPU core, 5 to 9 minutes.
 """

@@ -2,13 +2,13 @@
 
   python train.py --config=configs/demo.py:dape_kerple_log --workdir=runs/demo/dape_kerple_log
 
-The text behind the colon is the encoding (default dape_kerple_log), or several that
-the layers take in turn ("rope,nope"). `make demo` trains rope, kerple_log and
-dape_kerple_log and evaluates them together.
+The argument after the colon is the encoding (default dape_kerple_log), or a list that
+layers cycle through ("rope,nope"). `make demo` trains and compares rope, kerple_log
+and dape_kerple_log.
 
 Hardware and time: 2 CPU cores, 1.5 minutes (rope) to 2 (dape_kerple_log).
-Expect a validation loss of 1.9 to 2.1 nats per byte; evaluated, rope breaks beyond
-128 tokens and the others do not (docs/results/demo.md).
+Expect a validation loss of 1.9 to 2.1 nats per byte. In evaluation, rope breaks
+down beyond 128 tokens and the others do not (docs/results/demo.md).
 """
 
 import ml_collections

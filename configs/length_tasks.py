@@ -1,14 +1,14 @@
-"""Generated tasks with a small model: does it go on beyond its training length?
+"""Length extrapolation of a small model on generated tasks.
 
   python train.py --workdir=runs/copy \
       --config=configs/length_tasks.py:task=copy,encoding=dape_kerple_log
   python -m dape_jax.studies.tasks --score=runs/copy --times=1,2,4,8
 
-Arguments behind the colon: task and encoding. `make length-tasks` compares twelve
+Arguments after the colon: task and encoding. `make length-tasks` compares twelve
 encodings on six tasks.
 
-Even pairs, bucket sort and reverse are read by an encoder and answered at
-placeholders, the others by a decoder that answers as it reads.
+The tasks of the Chomsky hierarchy, such as bucket sort, use an encoder that answers at
+placeholders; the others use a decoder.
 
 Hardware and time: 2 CPU cores, 20 to 60 seconds.
 """
@@ -23,7 +23,7 @@ from dape_jax.config.files import (
 from dape_jax.data import tasks
 
 DEFAULTS = dict(task="even_pairs", encoding="dape_kerple_log")
-# Longest problems of training.
+# Length of the longest training problems.
 LENGTHS = {
     "flip_flop": 32,
     "passkey": 32,

@@ -3,21 +3,21 @@
   python train.py --config=configs/lm.py:size=125m,encoding=dape_kerple_log,length=512 \
       --config.data.source=/data/arxiv --workdir=runs/dape_kerple_log
 
-Arguments behind the colon: size (125m, 350m, 1.3b, 2.7b, 6.7b), encoding, length
-(the papers have 128, 512, 1024 and 2048) and recipe, the optimizer and batch of a
-paper: dape, kerple or fire. config.data.source must be given: a folder that `python
--m dape_jax.data.prepare` has made, in the papers of GPT-2's tokens (--tokenizer=
-tokenizer.json of the Hugging Face model openai-community/gpt2).
+Arguments after the colon: size (125m, 350m, 1.3b, 2.7b, 6.7b), encoding, length (128,
+512, 1024 and 2048 in the papers) and recipe (the optimizer and batch size of a paper:
+dape, kerple or fire). config.data.source is required: a folder made by `python -m
+dape_jax.data.prepare`, with GPT-2's tokenizer in the papers
+(--tokenizer=tokenizer.json of the Hugging Face model openai-community/gpt2).
 
-The mesh splits the state over as many chips as the size needs (fsdp in _SIZES) and
-the batch over all there are, so that the same line trains on any larger slice whose
-chips the rows of a batch can be divided by. Every size fits on 32 chips of v5e, v5p
-or v6e with 256 rows of up to 2,048 tokens, by the TPU compiler
-(docs/results/aot.md). Layers are recomputed in the backward pass (remat="full"):
-without it a step moves more through memory and 1.3b and larger do not fit on v5e.
+The mesh splits the state over the chips that the size needs (fsdp in _SIZES) and the
+batch over all chips, so the same command trains on any larger slice whose chip count
+divides the batch. By the TPU compiler, every size fits on 32 chips of v5e, v5p or v6e
+with 256 rows of up to 2,048 tokens (docs/results/aot.md). The backward pass recomputes
+layers (remat="full"): without it a step moves more memory, and 1.3b and larger do not
+fit on v5e.
 
-Hardware and time: 50,000 steps; the table has the roofline's time of one. On a CPU,
-to look at it: --config.data.source=code --config.train.steps=2
+Hardware and time: 50,000 steps; docs/results/aot.md lists the roofline time of one.
+To try it on a CPU: --config.data.source=code --config.train.steps=2
 --config.optimizer.warmup_steps=1 --config.train.batch_size=2.
 """
 
@@ -44,9 +44,9 @@ _SIZES = {
     "2.7b": (32, 2560, 32, 1.6e-4, 16),
     "6.7b": (32, 4096, 32, 1.2e-4, 32),
 }
-# What the papers have beside the learning rates above: KERPLE's and DAPE's by their
-# released configs. FIRE's rate, batch and steps were not checked against its paper
-# (arXiv 2310.04418, appendix): check them before you quote them. The rest is DAPE's.
+# The papers' other settings. KERPLE's and DAPE's are from their released configs.
+# FIRE's learning rate, batch size and steps are not checked against its paper (arXiv
+# 2310.04418, appendix): check before quoting them. Its other settings are DAPE's.
 _RECIPES = {
     "dape": dict(
         beta2=0.95, weight_decay=0.1, decay="all", final=0.1, batch_size=256
@@ -87,8 +87,8 @@ def get_config(arguments: str = "") -> ml_collections.ConfigDict:
           dtype="bfloat16",
           remat="full",
       ),
-      # As in the papers: windows through the stream, nothing at the borders. There
-      # is no source to begin with: the built-in ones are far too small.
+      # As in the papers: windows cut from the stream, no document boundaries. No
+      # default source: the built-in ones are far too small.
       data=dict(source="", length=length, packing="plain"),
       optimizer=dict(
           learning_rate=learning_rate,

@@ -1,42 +1,192 @@
-"""How the scripts start and how they fail."""
+"""Flags of the commands, and how commands start and fail."""
 
 import argparse
 import ast
+import difflib
 import os
-import pathlib
+import re
 import shlex
 import sys
-import traceback
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from typing import NamedTuple, NoReturn
 
 from absl import flags
 
-from dape_jax.errors import ConfigError, first_cause
+from dape_jax.errors import ConfigError
+
+flags.disclaim_key_flags()  # They belong to the module that defines them.
+
+_WHOLE = r"\s*[+-]?\d+(_\d+)*(\.\d+)?([eE][+-]?\d{1,2})?\s*"
+
+
+def whole_number(text: str) -> int:
+  """Returns the whole number that a flag gives: 1000, 1_000 or 1e3.
+
+  Raises:
+    ValueError: the text is not a whole number.
+  """
+  if re.fullmatch(r"\s*0[xX][0-9a-fA-F]+\s*", text):
+    return int(text, 16)
+  number = Decimal(text) if re.fullmatch(_WHOLE, text) else None
+  if number is None or number != int(number):
+    raise ValueError(f"must be a whole number, got {text!r}")
+  return int(number)
+
+
+class _WholeNumberParser(flags.IntegerParser):
+
+  def convert(self, argument: int | str) -> int:
+    return argument if type(argument) is int else whole_number(argument)
+
+
+def define_whole_number(
+    name: str,
+    default: int | None,
+    help_string: str,
+    lower_bound: int | None = None,
+) -> flags.FlagHolder:
+  """Returns the flag that `flags.DEFINE_integer` defines, of `whole_number`."""
+  return flags.DEFINE(
+      _WholeNumberParser(lower_bound),
+      name,
+      default,
+      help_string,
+      serializer=flags.ArgumentSerializer(),
+  )
+
+
+def whole_number_type(lower_bound: int | None = None) -> Callable[[str], int]:
+  """Returns the argparse `type` of a whole number."""
+  parser = _WholeNumberParser(lower_bound)
+
+  def parse(text: str) -> int:
+    try:
+      return parser.parse(text)
+    except ValueError as e:
+      raise argparse.ArgumentTypeError(str(e)) from e
+
+  return parse
 
 
 class ArgumentParser(argparse.ArgumentParser):
-  """Of commands that absl's flags do not suit; what is wrong is a ConfigError."""
+  """Raises a ConfigError for wrong arguments; for commands with sub-commands."""
 
   def error(self, message: str) -> NoReturn:
     raise ConfigError(f"{message} (see {self.prog} --help)")
 
+  def add_argument(self, *names, **settings):
+    action = super().add_argument(*names, **settings)
+    self._flags = [*getattr(self, "_flags", []), *action.option_strings]
+    return action
 
-def command() -> str:
-  """Returns the command that runs now, as one would type it in the repository."""
+  def parse_args(self, args=None, namespace=None):
+    # Before argparse asks for the required flag that was misspelled.
+    for word in sys.argv[1:] if args is None else args:
+      if word == "--":
+        break
+      if word.startswith("--") and word.partition("=")[0] not in self._flags:
+        names = [name.lstrip("-") for name in self._flags]
+        raise _unknown_flag(word, names, self.prog)
+    return super().parse_args(args, namespace)
+
+
+class Override(NamedTuple):
+  """A flag that changes one setting of a config.
+
+  Attributes:
+    typed: the flag as typed.
+    path: of the setting, such as "train.steps".
+    text: the value; None if there is none, as in --config.mesh.ring.
+    negated: the flag has the form --noconfig.mesh.ring.
+  """
+
+  typed: str
+  path: str
+  text: str | None
+  negated: bool = False
+
+
+class OverridableFlag(flags.Flag):
+  """A flag --NAME=VALUE; `run` collects --NAME.PATH=TEXT in `overrides`."""
+
+  overrides: tuple[Override, ...] = ()
+
+
+def _take_overrides(words: Iterable[str]) -> list[str]:
+  """Moves overrides from the command line to their flags; returns the rest."""
+  overridable = {
+      name: flags.FLAGS[name]
+      for name in flags.FLAGS
+      if isinstance(flags.FLAGS[name], OverridableFlag)
+  }
+  for flag in overridable.values():
+    flag.overrides = ()
+  rest = []
+  words = list(words)
+  while words and (word := words.pop(0)) != "--":
+    name, equals, text = word.partition("=")
+    root, dot, path = name.lstrip("-").partition(".")
+    negated = root not in overridable and root.startswith("no")
+    flag = overridable.get(root[2:] if negated else root)
+    if not (word.startswith("-") and dot) or flag is None:
+      rest.append(word)
+      continue
+    if (
+        not equals
+        and not negated
+        and words
+        and re.match(r"[^-]|-\.?\d|$", words[0])
+    ):
+      text = words.pop(0)
+      equals, word = "=", f"{word}={text}"
+    override = Override(word, path, text if equals else None, negated)
+    flag.overrides = (*flag.overrides, override)
+  return [*rest, "--", *words] if words else rest
+
+
+def _unknown_flag(word: str, names: Iterable[str], script: str) -> ConfigError:
+  """Returns the error that gives the flag as typed and the nearest one."""
+  typed, equals, value = word.lstrip("-").partition("=")
+  root, dot, path = typed.partition(".")
+  if dot:  # A typo in --config, or --config left out.
+    if not difflib.get_close_matches(root, ["config", "noconfig"], 1):
+      path = typed
+    near = [f"config.{path}"] if "config" in names else []
+  else:
+    near = difflib.get_close_matches(typed, names, 1)
+  hint = f" Did you mean --{near[0]}{equals}{value}?" if near else ""
+  return ConfigError(f"{word} is not a flag.{hint} See {script} --help.")
+
+
+def refuse_arguments(argv: Sequence[str]) -> None:
+  """Raises a ConfigError if there are arguments that are not flags.
+
+  Args:
+    argv: what `main` gets, program name first.
+  """
+  if argv[1:]:
+    word = argv[1]
+    dotted = "config" in flags.FLAGS and re.match(r"\w+\.[\w.]+=", word)
+    flag = word if not dotted or word[:7] == "config." else f"config.{word}"
+    raise ConfigError(f"{word!r} is not a flag; write --{flag}")
+
+
+def _program() -> list[str]:
   spec = sys.modules["__main__"].__spec__
   if spec is None:
-    words = ["python", os.path.basename(sys.argv[0])]
-  else:
-    words = ["python", "-m", spec.name.removesuffix(".__main__")]
-  return shlex.join([*words, *sys.argv[1:]])
+    return ["python", os.path.basename(sys.argv[0])]
+  return ["python", "-m", spec.name.removesuffix(".__main__")]
+
+
+def command() -> str:
+  """Returns the running command as typed in the repository's root."""
+  return shlex.join([*_program(), *sys.argv[1:]])
 
 
 def _one_line(error: BaseException) -> str:
-  # A KeyError's str is the repr of its message, and ml_collections puts it into
-  # messages of its own.
   message = str(error)
-  while message[:1] in ("'", '"'):
+  while message[:1] in ("'", '"'):  # A KeyError's str is a repr.
     try:
       message = str(ast.literal_eval(message))
     except (SyntaxError, ValueError):
@@ -47,14 +197,14 @@ def _one_line(error: BaseException) -> str:
 def run(
     main: Callable[[list[str]], int | None], argv: Sequence[str] | None = None
 ) -> None:
-  """Parses absl flags, calls `main(arguments left over)` and exits.
+  """Parses absl flags, calls `main` with the remaining arguments and exits.
 
-  Exit status: what `main` returns (None is 0); 2 with one line on stderr for bad
-  input (a ConfigError or a flag that cannot be parsed); 130 after Ctrl-C; 141
-  when standard output is a pipe that nobody reads.
+  Exit status: the value `main` returns (None is 0); 2 with one line on stderr for
+  wrong input (a ConfigError or a flag that cannot be parsed); 130 after Ctrl-C;
+  141 when the reader of standard output closes it.
 
   Args:
-    main: gets argv as absl would give it, program name first.
+    main: takes the program name and the arguments that are not flags.
     argv: default sys.argv.
   """
   argv = list(sys.argv if argv is None else argv)
@@ -68,26 +218,21 @@ def run(
     )
     sys.exit(0)
   try:
-    # config_flags reports a misspelt setting as AttributeError or KeyError, and
-    # runs the config file, which may refuse its argument or be broken.
-    arguments = flags.FLAGS(argv)
-  except Exception as e:
-    cause = first_cause(e)  # ml_collections wraps it with a traceback
-    if isinstance(cause, ConfigError):
-      _fail(script, cause)
-    frame = traceback.extract_tb(cause.__traceback__)[-1]
-    if {"absl", "ml_collections"} & set(pathlib.Path(frame.filename).parts):
-      _fail(script, e)  # A flag, not the config file's own code.
-    where = f"{frame.filename}, line {frame.lineno}"
-    message = f"--config: {type(cause).__name__}: {cause} ({where})"
-    _fail(script, ConfigError(message))
+    words = flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False)
+    arguments = flags.FLAGS([argv[0], *_take_overrides(words)])
+  except flags.UnrecognizedFlagError as e:
+    is_module = sys.modules["__main__"].__spec__ is not None
+    program = shlex.join(_program()) if is_module else script
+    _fail(script, _unknown_flag(e.flagvalue, list(flags.FLAGS), program))
+  except (flags.Error, ValueError) as e:
+    _fail(script, e)
   try:
     status = main(arguments)
     sys.stdout.flush()
     sys.exit(status)
   except BrokenPipeError:
-    # Who reads the output, such as head, has enough of it. What is left would
-    # fail once more at the end.
+    # The reader, such as head, has enough. Flushing the rest at exit would fail
+    # again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(141)
   except ConfigError as e:
@@ -97,6 +242,6 @@ def run(
     sys.exit(130)
 
 
-def _fail(script: str, error: BaseException) -> None:
+def _fail(script: str, error: BaseException) -> NoReturn:
   print(f"{script}: error: {_one_line(error)}", file=sys.stderr)
   sys.exit(2)

@@ -1,4 +1,4 @@
-"""The error that means "the input is wrong", as opposed to "the code is"."""
+"""The error raised for wrong input, and the hint that names the nearest name."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ _LISTED = 20
 
 
 class ConfigError(ValueError):
-  """Bad input from outside: a setting, a flag, a file, a checkpoint.
+  """Raised for wrong input: a setting, a flag, a file, a checkpoint.
 
   The message is one line that names the field and the fix. Scripts print it
   without a traceback and exit with status 2.
@@ -15,7 +15,7 @@ class ConfigError(ValueError):
 
 
 def first_cause(error: BaseException) -> BaseException:
-  """Returns what was raised first, below all that libraries wrapped it in."""
+  """Returns the innermost cause of an exception that libraries have wrapped."""
   while (cause := error.__cause__ or error.__context__) is not None:
     error = cause
   return error
@@ -24,13 +24,13 @@ def first_cause(error: BaseException) -> BaseException:
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
   """Returns ' Did you mean "x"? Valid: a, b, x.' for an unknown `name`.
 
-  Of many valid names the nearest are listed.
+  Lists the nearest names if there are more than 20.
   """
   valid = sorted(valid)
 
   def likeness(candidate: str) -> tuple[float, float]:
-    # Names with a forgotten ending count as whole: "kerple" is "kerple_log"; of
-    # several such the shortest.
+    # A prefix counts as the full name ("kerple" is "kerple_log"), and the shortest
+    # full name wins.
     ratio = lambda end: difflib.SequenceMatcher(None, name, end).ratio()
     whole = ratio(candidate)
     return max(whole, ratio(candidate[: len(name)])), whole

@@ -1,4 +1,4 @@
-"""Folders that one process at a time may write to."""
+"""A lock for folders that only one process may write to."""
 
 import contextlib
 import fcntl
@@ -10,17 +10,17 @@ from dape_jax.errors import ConfigError
 
 @contextlib.contextmanager
 def locked(file: str | os.PathLike[str], message: str) -> Iterator[None]:
-  """Holds a lock for as long as the context lasts; it ends with the process.
+  """Holds an exclusive file lock until the context or the process ends.
 
-  On file systems that know no locks it holds nothing.
+  Does nothing on file systems without locks.
 
   Args:
-    file: made if missing, and left there.
-    message: of the error.
+    file: lock file, created if missing and never deleted.
+    message: text of the error.
 
   Raises:
     ConfigError: another process holds it.
-    OSError: the file cannot be made.
+    OSError: the file cannot be created.
   """
   with open(file, "a") as stream:
     try:

@@ -1,4 +1,4 @@
-"""What `import dape_jax` costs and gives."""
+"""`import dape_jax` is light and gives the public names."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""docs/running: what the scripts would run, by commands that only say it."""
+"""docs/running: the commands that the scripts run, with a fake gcloud."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ _ROOT = pathlib.Path(__file__).parents[1]
 
 @pytest.fixture
 def tpu(tmp_path):
-  """Returns a function that runs tpu.sh where gcloud prints its arguments."""
+  """Returns a function that runs tpu.sh with a gcloud that prints its arguments."""
   gcloud = tmp_path / "gcloud"
   gcloud.write_text('#!/bin/sh\nprintf "%s\\n" "$*"\n')
   gcloud.chmod(0o755)
@@ -35,7 +35,7 @@ def tpu(tmp_path):
   return run
 
 
-def test_tpu_trains_on_the_text_that_is_named(tpu):
+def test_tpu_trains_on_the_given_text(tpu):
   done = tpu("data", "/data/arxiv")
   assert "storage cp --recursive /data/arxiv gs://bucket/data/" in done.stdout
   source = "--config.data.source=data/arxiv"
@@ -49,7 +49,7 @@ def test_tpu_trains_on_the_text_that_is_named(tpu):
     assert flag in done.stdout
 
 
-def test_tpu_evaluates_as_asked(tpu):
+def test_tpu_passes_evaluation_flags(tpu):
   assert tpu("evaluate", "runs/arxiv").returncode
   done = tpu("evaluate", "runs/arxiv", "--lengths=512,1024", "--regions=4")
   for flag in (
@@ -60,7 +60,7 @@ def test_tpu_evaluates_as_asked(tpu):
     assert flag in done.stdout
 
 
-def test_tpu_tells_how_it_is_used(tpu):
+def test_tpu_prints_its_usage(tpu):
   for arguments in ((), ("trian",)):
     done = tpu(*arguments)
     assert done.returncode == 2
@@ -69,5 +69,5 @@ def test_tpu_tells_how_it_is_used(tpu):
   assert "slice: --zone=zone --worker=all" in tpu("install").stdout
 
 
-def test_slurm_script_is_a_script():
+def test_slurm_script_parses():
   subprocess.run(["bash", "-n", "docs/running/slurm.sh"], cwd=_ROOT, check=True)

@@ -15,18 +15,13 @@ import tempfile
 import time
 
 from absl import flags
-from ml_collections import config_flags
 
 from dape_jax import cli
-from dape_jax.config import ExperimentConfig
-from dape_jax.config.dicts import experiment_from_dict
-from dape_jax.errors import ConfigError
+from dape_jax.config import ExperimentConfig, overrides
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Config file, as of train.py.", lock_config=True
-)
-_STEPS = flags.DEFINE_integer("steps", 50, "Steps of a round.", lower_bound=2)
-_ROUNDS = flags.DEFINE_integer("rounds", 7, "Rounds of each.", lower_bound=1)
+_CONFIG = overrides.define_config_flag()
+_STEPS = cli.define_whole_number("steps", 50, "Steps of a round.", 2)
+_ROUNDS = cli.define_whole_number("rounds", 7, "Rounds of each.", 1)
 flags.mark_flags_as_required(["config"])
 
 
@@ -111,9 +106,8 @@ def measure(
 
 
 def main(argv: list[str]) -> None:
-  if argv[1:]:
-    raise ConfigError(f"{argv[1]!r} is not a flag; write --{argv[1]}")
-  config = experiment_from_dict(_CONFIG.value.to_dict())
+  cli.refuse_arguments(argv)
+  config = overrides.experiment_from_flag(_CONFIG)
   steps = _STEPS.value
   bare, whole = measure(config, steps, _ROUNDS.value)
   ratio = statistics.median(w / b for w, b in zip(whole, bare, strict=True))

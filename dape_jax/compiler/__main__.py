@@ -22,25 +22,18 @@ import sys
 from typing import Any
 
 from absl import flags
-from ml_collections import config_flags
 
 from dape_jax import cli
 from dape_jax.compiler import report as reports
 from dape_jax.compiler import tpu as tpu_compiler
-from dape_jax.config.dicts import experiment_from_dict
+from dape_jax.config import overrides
 from dape_jax.errors import ConfigError
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config",
-    None,
-    "Config file, as of train.py; --config.SECTION.SETTING=VALUE changes one"
-    " setting.",
-    lock_config=True,
-)
+_CONFIG = overrides.define_config_flag()
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "Chips, as v5e:4x4, v5p:4x4x4 or v6e:8x8."
 )
-_EVAL_LENGTH = flags.DEFINE_integer(
+_EVAL_LENGTH = cli.define_whole_number(
     "eval_length",
     0,
     "Compile the reading of texts of so many tokens on one chip, instead of the"
@@ -77,7 +70,7 @@ def _config():
     raise ConfigError(
         "--largest_batch is for training; leave --eval_length out."
     )
-  return experiment_from_dict(_CONFIG.value.to_dict())
+  return overrides.experiment_from_flag(_CONFIG)
 
 
 def _open(file: str):
@@ -115,8 +108,7 @@ def _report(config) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> None:
-  if argv[1:]:
-    raise ConfigError(f"{argv[1]!r} is not a flag; write --{argv[1]}")
+  cli.refuse_arguments(argv)
   if _TABLE.value:
     print(reports.table(reports.read_lines(_TABLE.value, "--table")))
     return

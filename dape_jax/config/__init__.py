@@ -1,13 +1,13 @@
-"""Settings of a run: dataclasses, the flags that change them, their dict form."""
+"""Run settings: dataclasses, their dict form and command-line overrides."""
 
 from dape_jax.config.data import DataConfig, TaskConfig
 from dape_jax.config.dicts import experiment_from_dict, experiment_to_dict
 from dape_jax.config.experiment import (
     ExperimentConfig,
+    MeshConfig,
     OptimizerConfig,
     TrainConfig,
 )
-from dape_jax.config.mesh import MeshConfig
 from dape_jax.config.model import ModelConfig
 
 __all__ = [

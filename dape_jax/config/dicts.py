@@ -1,16 +1,18 @@
-"""Experiments as nested dicts: of config files, and stored in checkpoints."""
+"""Experiments as nested dicts, as in config files and checkpoints."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import ml_collections
+
 from dape_jax.config.data import DataConfig, TaskConfig
 from dape_jax.config.experiment import (
     ExperimentConfig,
+    MeshConfig,
     OptimizerConfig,
     TrainConfig,
 )
-from dape_jax.config.mesh import MeshConfig
 from dape_jax.config.model import ModelConfig
 from dape_jax.errors import ConfigError, did_you_mean
 
@@ -21,6 +23,14 @@ _SECTIONS = {
     "train": TrainConfig,
     "mesh": MeshConfig,
 }
+
+
+def sections_of(values: Mapping[str, Any]) -> dict[str, type]:
+  """Returns the class of each section; data is a TaskConfig if it has a task."""
+  data = values.get("data")
+  if isinstance(data, Mapping | ml_collections.ConfigDict) and "task" in data:
+    return _SECTIONS | {"data": TaskConfig}
+  return _SECTIONS
 
 
 def _section_from_dict(name: str, cls: type, values: Any) -> Any:
@@ -48,16 +58,16 @@ def _section_from_dict(name: str, cls: type, values: Any) -> Any:
 
 
 def experiment_from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
-  """Returns the validated experiment of a ConfigDict's or JSON file's dict.
+  """Returns the validated experiment of a nested dict.
 
   Args:
-    values: nested mapping with the sections model, data, optimizer, train and
-      mesh, and `seed`. Left-out settings take their defaults. The section data is
-      that of a TaskConfig if it has "task", and else of a DataConfig.
+    values: the sections model, data, optimizer, train and mesh, and `seed`.
+      Missing settings take their defaults. The data section becomes a TaskConfig
+      if it has "task", and a DataConfig otherwise.
 
   Raises:
-    ConfigError: a setting is unknown (the nearest valid name is given), of the
-      wrong type or out of range.
+    ConfigError: a setting is unknown (the message names the nearest one), has
+      the wrong type or is out of range.
   """
   valid = [*_SECTIONS, "seed"]
   for key in values:
@@ -65,21 +75,17 @@ def experiment_from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
       raise ConfigError(
           f"config.{key} is not a setting.{did_you_mean(key, valid)}"
       )
-  classes = dict(_SECTIONS)
-  data = values.get("data")
-  if isinstance(data, Mapping) and "task" in data:
-    classes["data"] = TaskConfig
   sections = {
       name: _section_from_dict(name, cls, values.get(name, {}))
-      for name, cls in classes.items()
+      for name, cls in sections_of(values).items()
   }
   return ExperimentConfig(seed=values.get("seed", 0), **sections)
 
 
 def experiment_to_dict(config: ExperimentConfig) -> dict[str, Any]:
-  """Returns the nested dict that `experiment_from_dict` reads back.
+  """Returns the dict that `experiment_from_dict` reads back.
 
-  Of what JSON has, so that a dict read from a file is the same.
+  It holds JSON types only, so that it survives a round trip through a file.
   """
   values = dataclasses.asdict(
       dataclasses.replace(

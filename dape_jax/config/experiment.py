@@ -1,32 +1,22 @@
-"""Settings of an experiment: frozen, validated once, stored in checkpoints.
+"""Settings of an experiment: frozen dataclasses, validated once.
 
-Config files (`configs/*.py`) return an `ml_collections.ConfigDict` with the
-same fields, which `config_dict.experiment_from_dict` turns into these
-dataclasses. Every message names the field.
+Config files (`configs/*.py`) return an `ml_collections.ConfigDict` with the same
+fields; `experiment_from_dict` turns it into these dataclasses. Checkpoints store
+them.
 """
 
 import dataclasses
 
 from dape_jax.config.checks import (
+    check_fields,
+    fraction,
+    not_negative,
+    one_of,
+    positive,
     require,
-    require_choice,
-    require_finite,
-    require_not_negative,
-    require_positive,
 )
 from dape_jax.config.data import DataConfig, TaskConfig
-from dape_jax.config.mesh import MeshConfig
 from dape_jax.config.model import ModelConfig
-
-__all__ = [
-    "DataConfig",
-    "ExperimentConfig",
-    "MeshConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "TaskConfig",
-    "TrainConfig",
-]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,95 +29,62 @@ class OptimizerConfig:
     warmup_steps: linear from 0.
     beta1, beta2, eps: Adam's.
     weight_decay: decoupled.
-    decay: what is decayed: "all" (the DAPE recipe, biases and encoding
-      parameters too) or "matrices" (parameters of the network with two or more
-      axes per layer; never biases, norms or the position encoding's).
+    decay: the parameters that decay: "all" (the DAPE recipe, biases and encoding
+      parameters too) or "matrices" (network parameters with two or more axes per
+      layer; never biases, norms or the position encoding's).
     clip_norm: global gradient norm; 0 turns clipping off.
   """
 
-  learning_rate: float = 6e-4
-  final_learning_rate: float = 6e-5
-  warmup_steps: int = 500
-  beta1: float = 0.9
-  beta2: float = 0.95
-  eps: float = 1e-8
-  weight_decay: float = 0.1
-  decay: str = "matrices"
-  clip_norm: float = 1.0
+  learning_rate: float = positive(6e-4)
+  final_learning_rate: float = not_negative(6e-5)
+  warmup_steps: int = not_negative(500)
+  beta1: float = fraction(0.9)
+  beta2: float = fraction(0.95)
+  eps: float = positive(1e-8)
+  weight_decay: float = not_negative(0.1)
+  decay: str = one_of("matrices", "all")
+  clip_norm: float = not_negative(1.0)
 
   def __post_init__(self):
-    numbers = (f.name for f in dataclasses.fields(self) if f.type is float)
-    require_finite("optimizer", self, *numbers)
-    require_positive("optimizer", self, "learning_rate", "eps")
-    require_not_negative(
-        "optimizer",
-        self,
-        "final_learning_rate",
-        "warmup_steps",
-        "weight_decay",
-        "clip_norm",
-    )
-    for name in ("beta1", "beta2"):
-      value = getattr(self, name)
-      require(0 <= value < 1, f"optimizer.{name}", value, "must be in [0, 1).")
-    require_choice("optimizer.decay", self.decay, ("all", "matrices"))
+    check_fields("optimizer", self)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-  """Length and rhythm of a run.
+  """Run length, batch, and logging, evaluation and checkpoint intervals.
 
   Attributes:
     steps: optimizer steps.
     batch_size: windows per optimizer step, over all devices and hosts.
-    accumulation: microbatches that one step's batch is split into.
-    log_every: in steps.
-    eval_every, checkpoint_every: in steps; 0 turns it off (a checkpoint is
-      always written at the end).
-    eval_batches: validation batches of batch_size windows per evaluation, or as
-      many as the split has.
-    keep_checkpoints: how many of the latest stay on disk.
-    keep_every: checkpoints whose step is a multiple stay too; 0 is none.
+    accumulation: microbatches per step.
+    log_every: steps between log lines.
+    eval_every, checkpoint_every: steps between evaluations and checkpoints; 0
+      turns them off (the run always ends with a checkpoint).
+    eval_batches: maximum number of validation batches per evaluation.
+    keep_checkpoints: number of latest checkpoints to keep.
+    keep_every: also keep checkpoints at multiples of this step; 0 keeps none.
     max_position: train on randomized positions (arXiv 2305.16843), a sorted
-      sample of 0..max_position - 1 for each window; 0 takes them as they are.
-      Validation and the evaluation of perplexity always do; the accuracy of a
-      generated task is measured on randomized positions too, as in the paper.
-    loss_mean: "token", the mean over all tokens that have a loss, or "row", the
-      sum over those of a row and the mean over rows.
+      sample of 0..max_position - 1 for each window; 0 turns it off. Validation
+      and perplexity use ordinary positions; the accuracy of a generated task is
+      measured on randomized ones, as in the paper.
+    loss_mean: "token", the mean over all tokens with a loss, or "row", the mean
+      over rows of each row's sum.
   """
 
-  steps: int = 50_000
-  batch_size: int = 32
-  accumulation: int = 1
-  log_every: int = 10
-  eval_every: int = 1000
-  eval_batches: int = 16
-  checkpoint_every: int = 1000
-  keep_checkpoints: int = 2
-  keep_every: int = 0
-  max_position: int = 0
-  loss_mean: str = "token"
+  steps: int = positive(50_000)
+  batch_size: int = positive(32)
+  accumulation: int = positive(1)
+  log_every: int = positive(10)
+  eval_every: int = not_negative(1000)
+  eval_batches: int = positive(16)
+  checkpoint_every: int = not_negative(1000)
+  keep_checkpoints: int = positive(2)
+  keep_every: int = not_negative(0)
+  max_position: int = not_negative(0)
+  loss_mean: str = one_of("token", "row")
 
   def __post_init__(self):
-    require_positive(
-        "train",
-        self,
-        "steps",
-        "batch_size",
-        "accumulation",
-        "log_every",
-        "eval_batches",
-        "keep_checkpoints",
-    )
-    require_not_negative(
-        "train",
-        self,
-        "eval_every",
-        "checkpoint_every",
-        "keep_every",
-        "max_position",
-    )
-    require_choice("train.loss_mean", self.loss_mean, ("token", "row"))
+    check_fields("train", self)
     require(
         self.batch_size % self.accumulation == 0,
         "train.accumulation",
@@ -137,8 +94,46 @@ class TrainConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Mesh axes; their product is the number of devices of all processes.
+
+  They change speed and memory per device, not the result: a run can resume on
+  another mesh.
+
+  Attributes:
+    data: groups of devices with separate rows of the batch, each with the
+      complete state; -1 infers it from the number of devices.
+    fsdp: devices per group; they split the group's rows, parameters and
+      optimizer state (fully sharded data parallelism).
+    context: devices that split each row by position.
+    ring: with context, pass keys and values around a ring instead of gathering
+      them: less memory for long rows, more time.
+  """
+
+  data: int = -1
+  fsdp: int = positive(1)
+  context: int = positive(1)
+  ring: bool = False
+
+  def __post_init__(self):
+    check_fields("mesh", self)
+    require(
+        self.data == -1 or self.data > 0,
+        "mesh.data",
+        self.data,
+        "must be greater than 0, or -1 to infer it from the devices.",
+    )
+    require(
+        not self.ring or self.context > 1,
+        "mesh.ring",
+        self.ring,
+        "needs split rows; set config.mesh.context above 1.",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
-  """Everything that determines a training run; `mesh` fits it to a machine."""
+  """Settings that determine a training run; `mesh` fits it to a machine."""
 
   model: ModelConfig
   data: DataConfig | TaskConfig
@@ -179,19 +174,19 @@ class ExperimentConfig:
         is_task or self.model.causal,
         "model.causal",
         self.model.causal,
-        "an encoder sees the next token, which is the target in text; set True,"
-        " or train on a task.",
+        "an encoder sees the next token, the target in text; set True, or train"
+        " on a task.",
     )
     require(
         is_task or self.model.num_outputs == 0,
         "model.num_outputs",
         self.model.num_outputs,
-        "of text, the outputs are the tokens; set 0.",
+        "text models predict tokens; set 0.",
     )
     require(
         not (max_position and any(self.model.windows)),
         "train.max_position",
         max_position,
-        f"config.model.windows={self.model.windows} count by position, and would"
-        " hold fewer tokens than they say; turn one off.",
+        f"config.model.windows={self.model.windows} count positions, and would"
+        " hold fewer tokens; turn one off.",
     )

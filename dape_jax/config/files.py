@@ -1,31 +1,31 @@
-"""What config files share: their arguments, and the settings they leave alone."""
+"""Helpers for config files: arguments after the colon, and default settings."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
 
-from dape_jax import encodings
+from dape_jax import cli, encodings
 from dape_jax.config.data import DataConfig, TaskConfig
-from dape_jax.config.experiment import OptimizerConfig, TrainConfig
-from dape_jax.config.mesh import MeshConfig
+from dape_jax.config.experiment import MeshConfig, OptimizerConfig, TrainConfig
 from dape_jax.config.model import ModelConfig
 from dape_jax.errors import ConfigError, did_you_mean
 
 
 def parse_arguments(text: str, defaults: dict[str, str]) -> dict[str, str]:
-  """Returns the arguments behind a config file's colon, "name=value,name=value".
+  """Returns the arguments after a config file's colon, "name=value,name=value".
 
-  A part without "=" belongs to the value before it, so that
-  "encoding=rope,nope" is one argument.
+  A part without "=" continues the value before it: "encoding=rope,nope" is one
+  argument.
 
   Args:
-    text: what stands behind the colon.
-    defaults: of all arguments there are.
+    text: the text after the colon.
+    defaults: every valid argument with its default.
 
   Raises:
-    ConfigError: an argument that there is not.
+    ConfigError: an argument is unknown.
   """
   values = dict(defaults)
   name = None
@@ -35,14 +35,13 @@ def parse_arguments(text: str, defaults: dict[str, str]) -> dict[str, str]:
       name = before.strip()
       if name not in defaults:
         raise ConfigError(
-            f'--config: "{name}" is no argument of this config'
+            f'"{name}" is not an argument of this config'
             f" file.{did_you_mean(name, defaults)}"
         )
       values[name] = value.strip()
     elif name is None:
       raise ConfigError(
-          f'--config: "{part}" is not name=value; arguments:'
-          f" {', '.join(defaults)}."
+          f'"{part}" is not name=value; arguments:' f" {', '.join(defaults)}."
       )
     else:
       values[name] += f",{part.strip()}"
@@ -55,35 +54,36 @@ def choice(
   """Returns the argument called `name`, one of `choices`.
 
   Raises:
-    ConfigError: it is none of them.
+    ConfigError: it is not one of them.
   """
   value = arguments[name]
   if value not in choices:
     raise ConfigError(
-        f"--config: {name}={value} is unknown.{did_you_mean(value, choices)}"
+        f"{name}={value} is unknown.{did_you_mean(value, choices)}"
     )
   return value
 
 
 def whole_number(arguments: Mapping[str, str], name: str) -> int:
-  """Returns the argument called `name`, a number 0, 1, 2, ...
+  """Returns the argument called `name` as a whole number, 0 or more.
 
   Raises:
-    ConfigError: it is none.
+    ConfigError: it is not one.
   """
   value = arguments[name]
-  if not value.isdecimal():
-    raise ConfigError(f"--config: {name}={value} is not a whole number from 0.")
-  return int(value)
+  with contextlib.suppress(ValueError):
+    if (number := cli.whole_number(value)) >= 0:
+      return number
+  raise ConfigError(f"{name}={value} is not a whole number from 0.")
 
 
 def encoding_options(encoding: str, train_length: int) -> dict[str, Any]:
-  """Returns the default options of an encoding, to be changed by flags.
+  """Returns the default options of an encoding, for flags to override.
 
   Args:
-    encoding: name, or several joined by commas: then the options with equal
-      defaults; each encoding has its own of the rest.
-    train_length: tokens, for encodings that have it as an option.
+    encoding: a name or a comma-separated list. For a list, returns the options
+      on whose defaults all agree; each encoding keeps its own for the rest.
+    train_length: training length in tokens, for encodings with that option.
   """
   names = [name.strip() for name in encoding.split(",")]
   defaults = [encodings.options(name) for name in names]
@@ -118,13 +118,11 @@ def all_settings(
     train: Mapping[str, Any],
     mesh: Mapping[str, Any] | None = None,
 ) -> ml_collections.ConfigDict:
-  """Returns what `get_config` of a config file returns: every setting there is.
-
-  So that flags can change each of them.
+  """Returns the complete config that a config file's `get_config` returns.
 
   Args:
-    model, data, optimizer, train, mesh: settings that are not the defaults of
-      `ModelConfig`, `DataConfig` (`TaskConfig` if data has "task"),
+    model, data, optimizer, train, mesh: settings that differ from the defaults
+      of `ModelConfig`, `DataConfig` (`TaskConfig` if data has "task"),
       `OptimizerConfig`, `TrainConfig` and `MeshConfig`.
   """
   config = ml_collections.ConfigDict()

@@ -1,4 +1,4 @@
-"""Settings of a model."""
+"""Model settings."""
 
 import dataclasses
 import math
@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from dape_jax.config.checks import (
+    check_fields,
+    fraction,
+    not_negative,
+    one_of,
+    positive,
     require,
-    require_choice,
-    require_not_negative,
-    require_positive,
 )
 
 
@@ -24,56 +26,48 @@ class ModelConfig:
     num_heads: query heads N.
     num_kv_heads: key/value heads K, a divisor of num_heads; 0 means num_heads.
     mlp_width: hidden size F of the feed-forward; 0 means 4 * width.
-    encoding: registry name of the position encoding; or several, joined by
-      commas, that the layers take in turn ("rope,rope,rope,nope").
-    encoding_options: options of that encoding (see `encodings.options`); of
-      several, each takes those that it has.
-    share_encoding: one set of encoding parameters for all layers. Absolute
-      encodings are one for the model in any case, with their modifiers.
-    windows: of attention, in tokens, that the layers take in turn; 0 is none.
-    causal: True is a decoder, each token sees those before it; False is an
-      encoder, each sees all.
-    norm: "pre", LayerNorm before each sublayer and after the last, or "post",
-      after each residual sum.
+    encoding: registry name of the position encoding, or a comma-separated list
+      that layers cycle through ("rope,rope,rope,nope").
+    encoding_options: options of the encoding (see `encodings.options`); with a
+      list, each encoding takes the options it has.
+    share_encoding: share the encoding's parameters between all layers. Absolute
+      encodings and their modifiers are always shared.
+    windows: attention windows in tokens that layers cycle through; 0 is none.
+    causal: True for a decoder (each token attends to earlier ones), False for an
+      encoder (each attends to all).
+    norm: "pre" (LayerNorm before each sublayer and after the last) or "post"
+      (after each residual sum).
     activation: "gelu" (tanh form) or "relu".
-    dropout: rate, of sublayer outputs in training.
+    dropout: rate on sublayer outputs in training.
     num_outputs: rows of the output head; 0 means vocab_size.
     init: "dape" (small init, arXiv 2405.14722's code), "kerple" (GPT-2's) or
       "ruoss" (Haiku's default, arXiv 2305.16843).
-    dtype: compute dtype of activations; parameters are float32 always.
-    remat: what the backward pass recomputes: "none", "dots" (keep matrix
+    dtype: compute dtype of activations; parameters are always float32.
+    remat: rematerialization in the backward pass: "none", "dots" (keep matrix
       products without a batch dimension) or "full" (keep only block inputs).
   """
 
-  vocab_size: int = 384
-  num_layers: int = 12
-  width: int = 768
-  num_heads: int = 12
-  num_kv_heads: int = 0
-  mlp_width: int = 0
+  vocab_size: int = positive(384)
+  num_layers: int = positive(12)
+  width: int = positive(768)
+  num_heads: int = positive(12)
+  num_kv_heads: int = not_negative(0)
+  mlp_width: int = not_negative(0)
   encoding: str = "dape_kerple_log"
   encoding_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   share_encoding: bool = False
   windows: tuple[int, ...] = (0,)
   causal: bool = True
-  norm: str = "pre"
-  activation: str = "gelu"
-  dropout: float = 0.0
-  num_outputs: int = 0
-  init: str = "dape"
-  dtype: str = "bfloat16"
-  remat: str = "none"
+  norm: str = one_of("pre", "post")
+  activation: str = one_of("gelu", "relu")
+  dropout: float = fraction(0.0)
+  num_outputs: int = not_negative(0)
+  init: str = one_of("dape", "kerple", "ruoss")
+  dtype: str = one_of("bfloat16", "float32")
+  remat: str = one_of("none", "dots", "full")
 
   def __post_init__(self):
-    require_positive(
-        "model", self, "vocab_size", "num_layers", "width", "num_heads"
-    )
-    require_not_negative(
-        "model", self, "num_kv_heads", "mlp_width", "num_outputs"
-    )
-    require(
-        0 <= self.dropout < 1, "model.dropout", self.dropout, "not in [0, 1)."
-    )
+    check_fields("model", self)
     require(
         self.width % self.num_heads == 0,
         "model.num_heads",
@@ -88,7 +82,7 @@ class ModelConfig:
         fits and len(self.windows) > 0,
         "model.windows",
         self.windows,
-        "must be a tuple of numbers of tokens, 0 for none.",
+        "must be a tuple of token counts, 0 for none.",
     )
     object.__setattr__(self, "windows", tuple(self.windows))
     require(
@@ -102,7 +96,7 @@ class ModelConfig:
         not self.share_encoding or len(self.encodings) == 1,
         "model.share_encoding",
         self.share_encoding,
-        "needs one encoding, of which all layers share the parameters.",
+        "needs a single encoding, whose parameters all layers share.",
     )
     require(
         self.num_heads % kv_heads == 0,
@@ -111,20 +105,15 @@ class ModelConfig:
         f"does not divide config.model.num_heads={self.num_heads}; choose a"
         " divisor (0 means one key/value head per query head).",
     )
-    require_choice("model.norm", self.norm, ("pre", "post"))
-    require_choice("model.activation", self.activation, ("gelu", "relu"))
-    require_choice("model.init", self.init, ("dape", "kerple", "ruoss"))
-    require_choice("model.dtype", self.dtype, ("bfloat16", "float32"))
-    require_choice("model.remat", self.remat, ("none", "dots", "full"))
 
   @property
   def encodings(self) -> tuple[str, ...]:
-    """Returns the names that the layers take in turn."""
+    """Returns the names that layers cycle through."""
     return tuple(name.strip() for name in self.encoding.split(","))
 
   @property
   def layer_kinds(self) -> tuple[tuple[str, int], ...]:
-    """Returns encoding and window of each layer until both repeat."""
+    """Returns (encoding, window) per layer, up to where both repeat."""
     period = math.lcm(len(self.encodings), len(self.windows))
     return tuple(
         (
@@ -135,7 +124,7 @@ class ModelConfig:
     )
 
   def __hash__(self):
-    # Modules that hold a config are hashed (jit's static arguments).
+    # jit hashes modules, and thus their config, as static arguments.
     values = (getattr(self, f.name) for f in dataclasses.fields(self))
     return hash(
         tuple(

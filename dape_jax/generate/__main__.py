@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
   add("--prompt_file", metavar="FILE", help="a file that is one more prompt")
   add(
       "--max_new_tokens",
-      type=int,
+      type=cli.whole_number_type(),
       default=200,
       help="at most so many after each prompt (default %(default)s)",
   )
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
   )
   add(
       "--top_k",
-      type=int,
+      type=cli.whole_number_type(),
       default=0,
       help="draw from the k likeliest tokens only; 0 is all (default"
       " %(default)s)",
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
   )
   add(
       "--seed",
-      type=int,
+      type=cli.whole_number_type(),
       default=0,
       help="another one draws another text (default %(default)s)",
   )

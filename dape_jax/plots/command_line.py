@@ -12,18 +12,6 @@ COMMANDS = ("bias", "effective-length", "map")
 LONGEST_MAP = 1024
 
 
-def _whole(text: str) -> int:
-  if not text.isdecimal():
-    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-  return int(text)
-
-
-def _positive(text: str) -> int:
-  if not text.isdecimal() or int(text) < 1:
-    raise argparse.ArgumentTypeError(f"{text!r} is not 1 or more")
-  return int(text)
-
-
 def parser_of(command: str, description: str) -> argparse.ArgumentParser:
   """Returns the parser of a sub-command's flags.
 
@@ -50,7 +38,7 @@ def parser_of(command: str, description: str) -> argparse.ArgumentParser:
     add("--compare", metavar="DIR", nargs="+", help="several runs to draw")
     add(
         "--max_distance",
-        type=_positive,
+        type=cli.whole_number_type(1),
         default=65_536,
         help="tokens; FIRE's bias, which depends on the query's position too, is"
         " that of a query at this position (default %(default)s)",
@@ -73,13 +61,13 @@ def parser_of(command: str, description: str) -> argparse.ArgumentParser:
   if command == "bias":
     add(
         "--query",
-        type=_whole,
+        type=cli.whole_number_type(0),
         default=8191,
         help="position of the query, from 0 (default %(default)s)",
     )
     add(
         "--chunk",
-        type=_positive,
+        type=cli.whole_number_type(1),
         default=512,
         help="tokens read at a time (default %(default)s)",
     )
@@ -87,7 +75,7 @@ def parser_of(command: str, description: str) -> argparse.ArgumentParser:
     add("--string", help="the text itself")
     add(
         "--length",
-        type=_positive,
+        type=cli.whole_number_type(1),
         default=64,
         help=f"tokens, up to {LONGEST_MAP} (default %(default)s)",
     )

@@ -14,9 +14,7 @@ the numbers, and there is a picture a task. --score scores one run of train.py.
 Tasks: {TASKS}.
 """
 
-import ast
 import contextlib
-import importlib.util
 import json
 import pathlib
 from typing import Any
@@ -24,6 +22,7 @@ from typing import Any
 from absl import flags
 
 from dape_jax import __version__, cli
+from dape_jax.config import overrides
 from dape_jax.data import tasks
 from dape_jax.errors import ConfigError
 
@@ -51,8 +50,10 @@ _LENGTHS = flags.DEFINE_string(
 _TIMES = flags.DEFINE_list(
     "times", [], "Lengths to score as multiples of the training length."
 )
-_SAMPLES = flags.DEFINE_integer("samples", 512, "Problems of each length.", 1)
-_BATCH_SIZE = flags.DEFINE_integer(
+_SAMPLES = cli.define_whole_number(
+    "samples", 512, "Problems of each length.", 1
+)
+_BATCH_SIZE = cli.define_whole_number(
     "batch_size", 64, "Problems read at once.", 1
 )
 _OUTPUT = flags.DEFINE_string("output", None, "Folder of the runs and tables.")
@@ -67,9 +68,10 @@ _GRID = {
 
 
 def _whole(flag: str, item: str, least: int) -> int:
-  if not item.strip().isdecimal() or int(item) < least:
-    raise ConfigError(f"--{flag}: {item!r} is not a whole number from {least}.")
-  return int(item)
+  with contextlib.suppress(ValueError):
+    if (number := cli.whole_number(item)) >= least:
+      return number
+  raise ConfigError(f"--{flag}: {item!r} is not a whole number from {least}.")
 
 
 def _lengths(train_length: int) -> list[int]:
@@ -95,34 +97,21 @@ def _check_once(flag: str, values: list) -> None:
 
 def _get_config(path: str, task: str, encoding: str) -> dict[str, Any]:
   """Returns a config file's settings with --set's changes."""
-  spec = importlib.util.spec_from_file_location("che_config", path)
-  if spec is None or not pathlib.Path(path).is_file():
-    raise ConfigError(f"--config={path} is no Python file.")
-  module = importlib.util.module_from_spec(spec)
-  try:
-    spec.loader.exec_module(module)
-    config = module.get_config(f"task={task},encoding={encoding}")
-  except Exception as error:
-    kind = "" if isinstance(error, ConfigError) else type(error).__name__ + ": "
-    raise ConfigError(f"--config={path}: {kind}{error}") from error
+  config = overrides.load_config(f"{path}:task={task},encoding={encoding}")
+  changes = []
   for change in _SET.value:
     name, equals, value = change.partition("=")
     if not equals:
       raise ConfigError(f"--set={change}: write SECTION.SETTING=VALUE.")
     if name in _GRID:
       raise ConfigError(f"--set={change}: give {_GRID[name]}.")
-    with contextlib.suppress(SyntaxError, ValueError):  # Else it is a name.
-      value = ast.literal_eval(value)
-    try:
-      config.update_from_flattened_dict({name: value})
-    except (KeyError, TypeError, AttributeError) as error:
-      raise ConfigError(f"--set={change}: {error}") from error
+    changes.append(cli.Override(f"--set={change}", name, value))
+  overrides.apply_overrides(config, changes)
   return config.to_dict()
 
 
 def main(argv: list[str]) -> None:
-  if argv[1:]:
-    raise ConfigError(f"{argv[1]!r} is not a flag; write --{argv[1]}")
+  cli.refuse_arguments(argv)
   if _TIMES.value and _LENGTHS.value:
     raise ConfigError("give either --lengths or --times.")
   for name in _TASKS.value:

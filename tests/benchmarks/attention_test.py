@@ -230,7 +230,7 @@ def test_command_writes_a_table_and_json(tmp_path):
 @pytest.mark.parametrize(
     "flag, message",
     [
-        ("--lengths=0", "'0' is no length"),
+        ("--lengths=0", "--lengths=0: 0 is not a positive integer"),
         ("--encodings=dape_kerple", 'Did you mean "dape_kerple_log"?'),
         ("--implementations=chuncked", 'Did you mean "chunked"?'),
         ("--tpu=v4", "Valid: v5e, v5p, v6e."),

@@ -162,8 +162,14 @@ def test_text_does_not_depend_on_how_it_is_cut(text, prompt, cuts):
         ("--checkpoint=text --prompt=", "--prompt is empty"),
         ("--checkpoint=text --prompt_file=empty", "--prompt_file=empty is emp"),
         ("--checkpoint=text --prompt_file=none", "none: No such file"),
-        ("--checkpoint=text --prompt=a --topk=1", "--topk=1 (see generate"),
-        ("--checkpoint=text --prompt=a --seed=x", "--seed: invalid int value"),
+        (
+            "--checkpoint=text --prompt=a --topk=1",
+            "Did you mean --top_k=1? See gene",
+        ),
+        (
+            "--checkpoint=text --prompt=a --seed=x",
+            "must be a whole number, got 'x'",
+        ),
         ("--checkpoint=nowhere --prompt=a", "nowhere does not exist"),
         ("--checkpoint=task --prompt=a", "the task parity_check; give one"),
         ("--checkpoint=text --prompt=a --top_p=2", "top_p=2.0: must be above"),

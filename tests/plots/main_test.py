@@ -160,8 +160,14 @@ def test_help(capsys):
         ("bias", "give --checkpoint=DIR"),
         ("bias --checkpoint=nowhere", "nowhere does not exist"),
         ("map --checkpoint=data", "no finished checkpoint"),
-        ("bias --checkpoint=dape --query=-1", "'-1' is not a whole number"),
-        ("bias --checkpoint=dape --quary=1", "--quary=1 (see plots bias"),
+        (
+            "bias --checkpoint=dape --query=-1",
+            "-1 is not a non-negative integer",
+        ),
+        (
+            "bias --checkpoint=dape --quary=1",
+            "Did you mean --query=1? See plots bias",
+        ),
         (
             "bias --checkpoint=dape --layer=2",
             '--layer=2: must be 0 to 1 or "all"',

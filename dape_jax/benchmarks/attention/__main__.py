@@ -16,6 +16,7 @@ splash attention. The cycles do not count waiting for memory.
   python -m dape_jax.benchmarks.attention --tpu=v5e,v5p,v6e --lengths=8192
 """
 
+import argparse
 import json
 import pathlib
 import sys
@@ -43,16 +44,16 @@ _PASSES = flags.DEFINE_list(
     ["forward", "both"],
     "forward, both (with backward), or both of them.",
 )
-_BATCH = flags.DEFINE_integer("batch", 1, "Batch size.", 1)
-_HEADS = flags.DEFINE_integer("heads", 12, "Heads.", 1)
-_HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "Channels of a head.", 1)
+_BATCH = cli.define_whole_number("batch", 1, "Batch size.", 1)
+_HEADS = cli.define_whole_number("heads", 12, "Heads.", 1)
+_HEAD_DIM = cli.define_whole_number("head_dim", 64, "Channels of a head.", 1)
 _DTYPE = flags.DEFINE_enum(
     "dtype",
     None,
     ["float32", "bfloat16"],
     "Of queries, keys and values. Default: float32; with --tpu bfloat16.",
 )
-_REPEATS = flags.DEFINE_integer(
+_REPEATS = cli.define_whole_number(
     "repeats", 5, "Timed rounds after a warm-up.", 1
 )
 _TORCH = flags.DEFINE_bool(
@@ -69,8 +70,7 @@ _KNOWN = ["materialised", "reference", "chunked", "pallas_tpu"]
 
 
 def main(argv: Sequence[str]) -> None:
-  if argv[1:]:
-    raise ConfigError(f"{argv[1]!r} is not a flag; write --flag=value.")
+  cli.refuse_arguments(argv)
   lengths = _lengths(_LENGTHS.value)
   chips = _TPU.value or []
   known = [*_KNOWN, "splash"] if chips else _KNOWN
@@ -138,10 +138,10 @@ def main(argv: Sequence[str]) -> None:
 def _lengths(words: list[str]) -> list[int]:
   if not words:
     raise ConfigError("--lengths: give one or more, as in --lengths=512,1024.")
-  for word in words:
-    if not word.isdecimal() or int(word) < 1:
-      raise ConfigError(f"--lengths={','.join(words)}: {word!r} is no length.")
-  return [int(word) for word in words]
+  try:
+    return [cli.whole_number_type(1)(word) for word in words]
+  except argparse.ArgumentTypeError as e:
+    raise ConfigError(f"--lengths={','.join(words)}: {e}.") from e
 
 
 def _check(flag: str, words: Sequence[str], valid: Sequence[str]) -> None:
