@@ -18,11 +18,11 @@ ROOT = pathlib.Path(__file__).parents[1]
 def call():
   """Returns a function: script, flags -> status, stdout, stderr."""
   with (
-      command_process(**{"train.py": "train"}) as train,
-      command_process(**{"eval.py": "eval"}) as evaluate,
+      command_process("train.py", "train") as train,
+      command_process("eval.py", "eval") as evaluate,
   ):
     calls = {"train.py": train, "eval.py": evaluate}
-    yield lambda script, *flags: calls[script](script, *flags)
+    yield lambda script, *flags: calls[script](*flags)
 
 
 def assert_refused(script, result, message):

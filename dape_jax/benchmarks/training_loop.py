@@ -1,10 +1,10 @@
-"""How much the training loop adds to the compiled step.
+"""Measures the overhead of the training loop over the compiled step.
 
   python -m dape_jax.benchmarks.training_loop --config=configs/demo.py:dape_kerple_log
 
-Makes rounds of the step alone, on one batch, and of the whole loop (reading,
-transfers, fetching and writing numbers, and an evaluation step at its end), by turns
-in one process, and prints the median of the rounds' ratios.
+Alternates rounds of the step alone, on one batch, with rounds of the full loop (data
+loading, transfers, fetching and writing metrics, and an evaluation step at the end)
+in one process, and prints the median ratio.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ flags.mark_flags_as_required(["config"])
 
 
 class _NoSaver:
-  """Checkpoints are not what is measured."""
+  """Skips checkpoints, which are not part of the measurement."""
 
   def save(self, *_) -> None:
     pass
@@ -38,14 +38,15 @@ class _NoSaver:
 def measure(
     config: ExperimentConfig, steps: int, rounds: int
 ) -> tuple[list[float], list[float]]:
-  """Returns seconds of each round of the bare step, and of the loop.
+  """Returns the seconds of each round, of the bare step and of the loop.
 
   Args:
-    config: of a run.
-    steps: of a round.
-    rounds: of each, by turns.
+    config: of the run.
+    steps: steps per round.
+    rounds: rounds of each kind.
   """
-  import jax  # pylint: disable=g-import-not-at-top
+  # Imported late: JAX takes seconds to start, and invalid flags fail at once.
+  import jax
   from etils import epath
 
   from dape_jax.parallel import partitioning
@@ -98,7 +99,7 @@ def measure(
       )
       return time.perf_counter() - begin
 
-    run_bare(), run_whole()  # Compiles.
+    run_bare(), run_whole()  # Compile.
     for _ in range(rounds):
       bare.append(run_bare())
       whole.append(run_whole())
@@ -111,9 +112,9 @@ def main(argv: list[str]) -> None:
   steps = _STEPS.value
   bare, whole = measure(config, steps, _ROUNDS.value)
   ratio = statistics.median(w / b for w, b in zip(whole, bare, strict=True))
-  for name, times in (("bare step", bare), ("whole loop", whole)):
-    shown = ", ".join(f"{t / steps * 1e3:.1f}" for t in times)
-    print(f"{name}: {shown} ms a step")
+  for name, times in (("bare step", bare), ("full loop", whole)):
+    per_step = ", ".join(f"{t / steps * 1e3:.1f}" for t in times)
+    print(f"{name}: {per_step} ms per step")
   print(f"the loop adds {ratio - 1:+.1%}")
 
 

@@ -1,9 +1,9 @@
-"""The programs of a config, compiled for chips that need not be there.
+"""Compiles a config's programs for TPU topologies, without a TPU.
 
 The compiler plans memory in seconds and then generates code for minutes. So each
-compilation is a process, which is ended when the plan is there if that is all that is
-asked. The plan is read from what the compiler writes down ("dump"): it is the only
-way to it, and some programs of TPU v5p have no other text either.
+compilation runs in a process, which is killed once the plan exists unless code is
+asked for. The plan is read from the compiler's dump: nothing else has it, and for
+some TPU v5p programs nothing else has the HLO text.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ def _compile(
     eval_length: int,
     folder: str,
 ) -> None:
-  """Is the process: sends what is known before compiling, then what it came to.
+  """Compiles in a child process.
 
-  First a report, then None, or the bytes that a program needs which does not fit;
-  or, in place of either, a ConfigError.
+  Sends the report known before compiling; then None, or the bytes needed by a
+  program that does not fit. Sends a ConfigError instead if the config is invalid.
   """
   os.environ.update(tpu_compiler.ENVIRONMENT)
   try:
@@ -53,14 +53,14 @@ def _compile(
     sizes = tpu_compiler.needed_and_available(e)
     if sizes is None:
       raise
-    # The whole, whatever the message calls it.
+    # This is the total, although one message says "temporaries".
     connection.send(_number(sizes[0]))
   else:
     connection.send(None)
 
 
 def _planned(folder: pathlib.Path) -> bool:
-  """Returns whether the compiler has written its plan, and more after it."""
+  """Returns whether the plan is complete: a later file exists."""
   return any(folder.glob("*.after_optimizations_after_buffer_assignment.txt"))
 
 
@@ -75,26 +75,26 @@ def compile_for(
     eval_length: int = 0,
     generate_code: bool = False,
 ) -> dict[str, Any]:
-  """Returns what the TPU compiler says of a config, of one chip.
+  """Returns the TPU compiler's report on a config, per chip.
 
   Args:
-    config: with the mesh in question.
-    topology: name of the chips, "v5p:4x4x4".
-    eval_length: 0 is the training step; else the step that reads a chunk of a text
-      of so many tokens, on one chip.
-    generate_code: compile to the end. It takes minutes in place of seconds and
-      changes no number; a kernel that cannot be compiled fails in it.
+    config: includes the mesh.
+    topology: such as "v5p:4x4x4".
+    eval_length: 0 compiles the training step; otherwise the evaluation step for a
+      chunk of a text of this many tokens, on one chip.
+    generate_code: run the compiler to the end. This takes minutes instead of
+      seconds and changes no number, but finds kernels that do not compile.
 
   Returns:
-    What JSON has: topology, device_kind, chips, program, encoding, num_layers, width,
+    A JSON object: topology, device_kind, chips, program, encoding, num_layers, width,
     length, batch_size (rows), remat, parts (bytes by name), peak and limit (bytes),
-    fits, flops, memory_bytes, sent (bytes by kind of collective), seconds (of the
-    roofline: compute, memory, collectives), has_unknown_loops, kernel (whether
-    attention is the Pallas kernel) and code (whether it was generated). Of some
-    programs that do not fit the compiler says the peak only.
+    fits, flops, memory_bytes, sent (bytes by kind of collective), seconds (roofline:
+    compute, memory, collectives), has_unknown_loops, kernel (whether attention is the
+    Pallas kernel) and code (whether it was generated). For some programs that do not
+    fit, the compiler reports only the peak.
 
   Raises:
-    ConfigError: the topology or the mesh does not fit, or the compiler failed.
+    ConfigError: the topology or the mesh is invalid, or the compiler failed.
   """
   context = multiprocessing.get_context("spawn")
   receiver, sender = context.Pipe(duplex=False)
@@ -109,7 +109,7 @@ def compile_for(
       report = _received(receiver, process)
       needed = None
       while generate_code or not _planned(folder):
-        if receiver.poll(0.1):  # Also when the process is dead.
+        if receiver.poll(0.1):  # Also true if the process died.
           needed = _received(receiver, process)
           break
       if not _planned(folder):
@@ -137,8 +137,8 @@ def _received(receiver: Connection, process) -> Any:
 
 
 def _costs(report: dict[str, Any], plan: str, text: str) -> dict[str, Any]:
-  """Returns what a report says of a program that the compiler has planned."""
-  # Of main memory, which is "default"; programs of TPUs have others.
+  """Returns the report's fields that come from the compiler's plan."""
+  # "default" is main memory (HBM).
   found = re.search(r"Memory Space: default .*\nTotal bytes: (\d+)", plan)
   peak = int(found[1])
   costs = program_costs(text)
@@ -163,20 +163,20 @@ def _costs(report: dict[str, Any], plan: str, text: str) -> dict[str, Any]:
 def compile_largest_batch(
     config: ExperimentConfig, topology: str, generate_code: bool = False
 ) -> dict[str, Any]:
-  """Returns what `compile_for` says of the largest batch that fits.
+  """Returns the report of `compile_for` on the largest batch that fits.
 
-  Tried are config.train.batch_size times powers of two, each planned.
+  Tries config.train.batch_size times powers of two.
 
   Args:
-    config, topology: as for `compile_for`.
-    generate_code: of the largest batch, see `compile_for`.
+    config, topology: see `compile_for`.
+    generate_code: for the largest batch, see `compile_for`.
 
   Returns:
-    The report, with the peak of twice the batch (bytes) as twice_peak; or, if
-    none fits, the report of the smallest that the mesh can split, without it.
+    The report, with the peak of twice the batch (bytes) as twice_peak. If no batch
+    fits, the report of the smallest that the mesh can divide, without twice_peak.
 
   Raises:
-    ConfigError: as `compile_for`.
+    ConfigError: see `compile_for`.
   """
   reports = {}
 
@@ -192,7 +192,7 @@ def compile_largest_batch(
   rows = config.train.batch_size
   report = compile_rows(rows)
   if report["fits"]:
-    # Temporaries are nearly proportional to the rows: a guess, tried below.
+    # Start from a guess: temporaries are nearly proportional to the rows.
     temporaries = report["parts"]["temporaries"]
     times = 1 + (report["limit"] - report["peak"]) / temporaries
     rows *= 2 ** math.floor(math.log2(times))
@@ -212,6 +212,6 @@ def compile_largest_batch(
 
 
 def _number(text: str) -> float:
-  """Returns the bytes that the compiler writes as "17.25G"."""
+  """Parses the compiler's byte counts, such as "17.25G"."""
   number, unit = re.fullmatch(r"([\d.]+)([KMGB]?)\S*", text).groups()
   return float(number) * _UNITS[unit]

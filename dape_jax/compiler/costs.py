@@ -1,4 +1,4 @@
-"""What a compiled training step moves: through memory, and between chips."""
+"""Bytes that a compiled program moves: through memory, and between chips."""
 
 import collections
 import dataclasses
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dape_jax.compiler import hlo_text
 from dape_jax.compiler.hlo_text import Instruction, Program, bytes_of, elements
 
-# What moves nothing by itself.
+# Operations that move nothing by themselves.
 _FREE = frozenset(
     {
         "parameter",
@@ -26,7 +26,7 @@ _FREE = frozenset(
     }
 )
 _SLICES = ("dynamic-slice", "slice", "gather", "slice-start")
-# Parts of a message of all bytes that leave a chip, of a group of n chips.
+# Fraction of the full array that each of n chips sends.
 _SENT = {
     "all-gather": lambda n: (n - 1) / n,
     "reduce-scatter": lambda n: (n - 1) / n,
@@ -38,12 +38,12 @@ _SENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-  """Bytes of one chip in one step.
+  """Bytes that one chip moves in one run of a program.
 
   Attributes:
     memory: read from and written to main memory.
     sent: to other chips, by kind of collective.
-    has_unknown_loops: a loop turns as often as data say, and counts one turn.
+    has_unknown_loops: a loop has a data-dependent trip count, and is counted once.
   """
 
   memory: int
@@ -54,9 +54,12 @@ class Costs:
 def program_costs(text: str) -> Costs:
   """Returns the costs of `compiled.as_text()`.
 
-  Operands and results of every operation that the compiler keeps apart, loops
-  times their turns; of what is sliced or updated in place, the part that is. A
-  kernel counts its operands once, however often it reads them.
+  Sums operands and results of all operations that the compiler did not fuse, times
+  the trip counts of loops. Slices and in-place updates count only the part they
+  touch. A kernel counts its operands once, however often it reads them.
+
+  Args:
+    text: of the optimized HLO.
   """
   program = hlo_text.parse(text)
   memory, unknown = 0, False
@@ -68,7 +71,7 @@ def program_costs(text: str) -> Costs:
     for instruction in instructions:
       memory += turns * _moved(program, instruction, types)
       for collective in _collectives(program, instruction):
-        # One that is overlapped with others is in several pieces of one number.
+        # Pieces of an overlapped collective share a channel; count one.
         kind, channel, amount = collective
         sent[kind][channel] = max(sent[kind].get(channel, 0), turns * amount)
   return Costs(
@@ -77,7 +80,7 @@ def program_costs(text: str) -> Costs:
 
 
 def _executed(program: Program) -> Iterator[tuple[str, int, bool]]:
-  """Yields (computation, how often it runs, whether that is known)."""
+  """Yields (computation, number of runs, whether that is known)."""
 
   def visit(name, turns, known):
     yield name, turns, known
@@ -109,7 +112,7 @@ def _moved(program: Program, instruction: Instruction, types) -> int:
     return 0
   operands = dict.fromkeys(instruction.operands)
   if opcode in _SLICES:
-    # Of an asynchronous one the type is (operand, result, ...).
+    # The type of an asynchronous slice is (operand, result, ...).
     result = elements(instruction.type)[opcode.endswith("-start")]
     whole = bytes_of(types.get(instruction.operands[0], ""))
     return min(whole, bytes_of(result, anywhere=True)) + bytes_of(result)
@@ -131,7 +134,7 @@ def _moved(program: Program, instruction: Instruction, types) -> int:
 
 
 def _moved_by_fusion(inside, fusion: Instruction, types) -> int:
-  """Returns the bytes of a fusion: of slices and updates, the part in question."""
+  """Returns the bytes of a fusion; slices and updates count what they touch."""
   inner_types = {i.name: i.type for i in inside}
   users = collections.defaultdict(list)
   for i in inside:
@@ -175,7 +178,7 @@ def _collectives(program: Program, instruction: Instruction):
       continue
     channel = re.search(r"channel_id=(\d+)", i.line)
     parts = elements(i.type)
-    # Of an asynchronous one the type is (operand, result, ...), but for all-reduce.
+    # Asynchronous collectives have type (operand, result, ...), not all-reduce.
     is_pair = i.opcode.endswith("-start") and kind != "all-reduce"
     result = parts[1] if is_pair and parts[1:] else i.type
     amount = bytes_of(result, anywhere=True)
@@ -186,7 +189,7 @@ def _collectives(program: Program, instruction: Instruction):
 
 
 def _group_size(line: str) -> int:
-  """Returns how many chips take part in a collective together."""
+  """Returns the number of chips in each group of a collective."""
   if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", line):
     return pairs[1].count("{")
   if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line):

@@ -1,6 +1,6 @@
-"""Reads the text of compiled programs, which XLA documents only in its source.
+"""Parses the text of compiled programs, which is documented only in XLA's source.
 
-A program is computations of instructions, one a line:
+A program consists of computations, a computation of instructions, one per line:
     %name = type opcode(%operand, ...), attribute=value, ...
 """
 
@@ -23,10 +23,10 @@ class Instruction:
 
   Attributes:
     name: within its computation.
-    type: of the result, as text.
+    type: the type of the result, as text.
     opcode: for example "fusion".
     operands: names of instructions of the same computation.
-    line: the whole text.
+    line: the text of the instruction.
   """
 
   name: str
@@ -36,7 +36,7 @@ class Instruction:
   line: str
 
   def attribute(self, name: str) -> str | None:
-    """Returns the name of the computation that an attribute gives, or None."""
+    """Returns the computation that an attribute names, or None."""
     found = re.search(rf"\b{name}=%?([\w.\-]+)", self.line)
     return found and found[1]
 
@@ -47,14 +47,14 @@ class Program:
 
   Attributes:
     entry: name of the computation that runs.
-    computations: instructions by name of the computation.
+    computations: each computation's instructions, by its name.
   """
 
   entry: str
   computations: dict[str, tuple[Instruction, ...]]
 
   def turns(self, loop: Instruction) -> int | None:
-    """Returns how often a `while` turns; None if that is data."""
+    """Returns the trip count of a `while`, None if it depends on data."""
     condition = self.computations.get(loop.attribute("condition"), ())
     at = {instruction.name: instruction for instruction in condition}
     for compare in condition:
@@ -66,7 +66,7 @@ class Program:
 
 
 def parse(text: str) -> Program:
-  """Returns the program of `compiled.as_text()`."""
+  """Parses the output of `compiled.as_text()`."""
   computations: dict[str, list[Instruction]] = {}
   entry = name = None
   for line in text.splitlines():
@@ -84,7 +84,7 @@ def parse(text: str) -> Program:
 
 
 def _until_closed(text: str) -> str:
-  """Returns what stands before the parenthesis that closes an open one."""
+  """Returns the text before the matching closing parenthesis."""
   depth = 1
   for i, character in enumerate(text):
     depth += (character == "(") - (character == ")")
@@ -94,7 +94,7 @@ def _until_closed(text: str) -> str:
 
 
 def elements(type_: str) -> list[str]:
-  """Returns the types in a tuple's type, or a list of the one type."""
+  """Returns the elements of a tuple type, or a list of the one type."""
   if not type_.startswith("("):
     return [type_]
   parts, depth, begin = [], 0, 1
@@ -108,12 +108,12 @@ def elements(type_: str) -> list[str]:
 
 @functools.cache
 def bytes_of(type_: str, *, anywhere: bool = False) -> int:
-  """Returns the bytes of a type, a tuple's arrays together.
+  """Returns the bytes of a type; for a tuple, the sum of its arrays.
 
   Args:
     type_: as text.
-    anywhere: count arrays that are not in main memory too (those with "S(1)" in
-      their layout are in a TPU's VMEM, and so on).
+    anywhere: also count arrays outside main memory (such as those with "S(1)" in
+      their layout, which are in VMEM).
   """
   total = 0
   for kind, shape, layout in _ARRAY.findall(type_):

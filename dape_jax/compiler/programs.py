@@ -1,4 +1,4 @@
-"""The steps of a config, lowered for chips that need not be there."""
+"""Lowers a config's training and evaluation steps for TPU topologies."""
 
 import math
 from typing import Any
@@ -29,16 +29,16 @@ _DTYPES = {
 def _devices(topology: str) -> list[jax.Device]:
   try:
     return topologies.get_topology_desc(topology, platform="tpu").devices
-  except Exception as e:  # Whatever the plugin raises for a name.
+  except Exception as e:  # The plugin raises several types.
     reason = str(e).split("\n")[0][:160]
     raise ConfigError(
-        f"--topology={topology}: the TPU compiler knows no such chips"
-        f" ({reason}); for example v5e:4x4, v5p:4x4x4, v6e:8x8."
+        f"--topology={topology}: unknown to the TPU compiler ({reason}); give for"
+        " example v5e:4x4, v5p:4x4x4 or v6e:8x8."
     ) from e
 
 
 def _bytes_on_a_chip(tree: Any) -> int:
-  """Returns the bytes that each device holds of arrays with shardings."""
+  """Returns the bytes of sharded arrays that each device holds."""
   return sum(
       math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
       for x in jax.tree.leaves(tree)
@@ -57,7 +57,7 @@ def _batch(config: ExperimentConfig, mesh: jax.sharding.Mesh):
 
 
 def _train_program(config, devices):
-  """Returns the lowered step, bytes of its parts, and FLOPs of a chip."""
+  """Returns the lowered step, bytes of its parts, and FLOPs per chip."""
   mesh = partitioning.make_mesh(config.mesh, devices)
   with jax.set_mesh(mesh):
     program = Program(config, mesh)
@@ -78,24 +78,24 @@ def _train_program(config, devices):
 
 
 def _eval_program(config, devices, length: int):
-  """Returns the lowered reading of one chunk on one chip, as above."""
+  """Returns the same for evaluating one chunk on one chip."""
   mesh = partitioning.make_mesh(MeshConfig(), devices[:1])
   place = partitioning.replicated(mesh)
-  there = lambda tree: jax.tree.map(
+  on_chip = lambda tree: jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree
   )
   model = Transformer(config.model).at_length(length)
   tokens = jax.ShapeDtypeStruct((1, Settings.chunk), jnp.int32)
   params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
   cache = jax.eval_shape(lambda: model.empty_cache(1, length))
-  arguments = there((params, cache, *3 * [tokens]))
+  arguments = on_chip((params, cache, *3 * [tokens]))
   with jax.set_mesh(mesh):
     lowered = perplexity.make_step(model).lower(*arguments)
   parts = {
       "parameters": _bytes_on_a_chip(arguments[0]),
       "cache": _bytes_on_a_chip(arguments[1]),
   }
-  # A third of a training step's, and each token of the chunk sees the cache.
+  # A third of a training step; each token of the chunk attends to the cache.
   per_token = flops_per_token(config.model, params, 2 * length) / 3
   return lowered, parts, Settings.chunk * per_token
 
@@ -103,20 +103,20 @@ def _eval_program(config, devices, length: int):
 def lower(
     config: ExperimentConfig, topology: str, eval_length: int
 ) -> tuple[jax.stages.Lowered, dict[str, Any]]:
-  """Returns the program to compile, and what is known of it before.
+  """Returns the lowered program and the report known before compiling.
 
   Args:
     config, topology, eval_length: see `ahead_of_time.compile_for`.
 
   Raises:
-    ConfigError: the topology or the mesh does not fit.
+    ConfigError: the topology or the mesh is invalid.
   """
   devices = _devices(topology)
   chip = chip_of(devices[0].device_kind)
   if chip is None or chip.memory is None or chip.link_bandwidth is None:
     raise ConfigError(
-        f"--topology={topology}: what a {devices[0].device_kind} can do is not in"
-        " dape_jax/training/chips.py; add it there."
+        f"--topology={topology}: dape_jax/training/chips.py has no data sheet of"
+        f" {devices[0].device_kind}; add it."
     )
   if eval_length:
     lowered, parts, flops = _eval_program(config, devices, eval_length)

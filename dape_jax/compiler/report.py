@@ -20,8 +20,8 @@ def _advice(report: dict[str, Any]) -> str:
   state = report["parts"]["parameters"] + report["parts"]["optimizer"]
   if state > report["limit"] / 2:
     return (
-        "split the state over more chips (config.mesh.fsdp), which hold"
-        f" {_gib(state)} of it each."
+        "shard the state over more chips (config.mesh.fsdp); each now holds"
+        f" {_gib(state)} of it."
     )
   remat = "" if report["remat"] == "full" else ' config.model.remat="full";'
   return (
@@ -31,19 +31,19 @@ def _advice(report: dict[str, Any]) -> str:
 
 
 def text(report: dict[str, Any]) -> str:
-  """Returns what a report says, over several lines."""
-  known = report["parts"]
-  if "temporaries" not in known:  # Of a program that does not fit.
-    rest = report["peak"] - sum(known.values())
-    known = known | {"temporaries and the rest": rest}
-  parts = ", ".join(f"{k} {_gib(v)}" for k, v in known.items())
-  program = "reading" if report["program"] == "eval" else "training step"
+  """Formats a report over several lines."""
+  parts = report["parts"]
+  if "temporaries" not in parts:  # Unknown if the program does not fit.
+    rest = report["peak"] - sum(parts.values())
+    parts = parts | {"temporaries and the rest": rest}
+  parts = ", ".join(f"{k} {_gib(v)}" for k, v in parts.items())
+  program = "evaluation" if report["program"] == "eval" else "training step"
   over = report["peak"] - report["limit"]
   lines = [
       f"{report['topology']} ({report['chips']} chips), {report['encoding']},"
       f" {report['num_layers']} layers of width {report['width']},"
       f" {report['length']} tokens, {report['batch_size']} rows: {program}",
-      f"  of one chip: {parts}",
+      f"  per chip: {parts}",
       f"  peak {_gib(report['peak'])} of {_gib(report['limit'])}:"
       + (" fits" if report["fits"] else f" DOES NOT FIT, by {_gib(over)}"),
   ]
@@ -66,11 +66,11 @@ def text(report: dict[str, Any]) -> str:
     ]
     if report["has_unknown_loops"]:
       lines.append(
-          "  loops whose turns depend on data are counted once (tiles in XLA)"
+          "  loops with data-dependent trip counts are counted once (XLA tiles)"
       )
   if "twice_peak" in report:
     lines.append(
-        "  the largest batch that fits: twice the rows need"
+        "  the largest batch that fits: twice the batch needs"
         f" {_gib(report['twice_peak'])}"
     )
   if not report["fits"]:
@@ -79,11 +79,14 @@ def text(report: dict[str, Any]) -> str:
 
 
 def read_lines(file: str, flag: str) -> list[dict[str, Any]]:
-  """Returns the reports of a file of --json.
+  """Reads the reports in a file written by --json.
+
+  Args:
+    file: path.
+    flag: flag that names the file, for the error message.
 
   Raises:
-    ConfigError: it cannot be read, or has other lines; the message begins with the
-      flag that names the file.
+    ConfigError: the file cannot be read, or has other content.
   """
   try:
     reports = [
@@ -95,57 +98,37 @@ def read_lines(file: str, flag: str) -> list[dict[str, Any]]:
     return reports
   except (OSError, ValueError, KeyError, TypeError) as e:
     raise ConfigError(
-        f"{flag}={file} is no file that --json has written ({e})."
+        f"{flag}={file} is not a file written by --json ({e})."
     ) from e
 
 
 def table(reports: list[dict[str, Any]]) -> str:
-  """Returns a Markdown table, a row for each report."""
-  head = (
-      "program",
-      "chips",
-      "model",
-      "encoding",
-      "length",
-      "rows",
-      "state GiB",
-      "peak GiB",
-      "limit GiB",
-      "fits",
-      "twice the rows",
-      "compute ms",
-      "memory ms",
-      "collectives ms",
-      "attention",
-      "command",
-  )
-  rows = [head, ("---",) * len(head)]
-  for report in reports:
-    state = sum(report["parts"].get(k, 0) for k in ("parameters", "optimizer"))
-    seconds = report.get("seconds", {})
-    times = [
-        f"{seconds[k] * 1e3:.1f}" if k in seconds else ""
-        for k in ("compute", "memory", "collectives")
-    ]
-    kernel = {True: "kernel", False: "XLA", None: ""}[report.get("kernel")]
-    rows.append(
-        (
-            report["program"],
-            report["topology"],
-            f"{report['num_layers']} x {report['width']}",
-            report["encoding"],
-            str(report["length"]),
-            str(report["batch_size"]),
-            f"{state / _GIB:.2f}",
-            f"{report['peak'] / _GIB:.2f}",
-            f"{report['limit'] / _GIB:.2f}",
-            "yes" if report["fits"] else "no",
-            f"{report['twice_peak'] / _GIB:.2f}"
-            if "twice_peak" in report
-            else "",
-            *times,
-            kernel,
-            f"`{report['command']}`",
-        )
-    )
-  return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+  """Returns a Markdown table with a row for each of one or more reports."""
+  rows = [_row(report) for report in reports]
+  lines = [rows[0].keys(), ["---"] * len(rows[0]), *(r.values() for r in rows)]
+  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _row(report: dict[str, Any]) -> dict[str, str]:
+  parts, seconds = report["parts"], report.get("seconds", {})
+  state = parts.get("parameters", 0) + parts.get("optimizer", 0)
+  gib = lambda size: "" if size is None else f"{size / _GIB:.2f}"
+  ms = lambda name: f"{seconds[name] * 1e3:.1f}" if name in seconds else ""
+  return {
+      "program": report["program"],
+      "chips": report["topology"],
+      "model": f"{report['num_layers']} x {report['width']}",
+      "encoding": report["encoding"],
+      "length": str(report["length"]),
+      "rows": str(report["batch_size"]),
+      "state GiB": gib(state),
+      "peak GiB": gib(report["peak"]),
+      "limit GiB": gib(report["limit"]),
+      "fits": "yes" if report["fits"] else "no",
+      "twice the rows": gib(report.get("twice_peak")),
+      "compute ms": ms("compute"),
+      "memory ms": ms("memory"),
+      "collectives ms": ms("collectives"),
+      "attention": {True: "kernel", False: "XLA"}.get(report.get("kernel"), ""),
+      "command": f"`{report['command']}`",
+  }

@@ -1,7 +1,7 @@
-"""Reads what the TPU compiler says of a program's time.
+"""Reads the TPU compiler's static estimates of a program's time, in cycles.
 
-Two sources, neither of them documented, so that everything here answers None
-where it meets what it does not know:
+Neither of the two sources is documented; the functions here return None for
+content that they do not recognize:
 
 - the final schedule of a Pallas kernel, which libtpu writes when it starts with
   LIBTPU_INIT_ARGS="--xla_jf_dump_to=DIR --xla_jf_dump_llo_text=true". One line
@@ -9,7 +9,7 @@ where it meets what it does not know:
       address label: > { instruction ;; instruction }  /* comments */
 - the compiler's own "estimated_cycles" of XLA's fusions, in the program's text.
 
-Neither knows how long memory makes the chip wait.
+Neither includes time spent waiting for memory.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ from dape_jax.compiler import hlo_text
 _BUNDLE = re.compile(r"^\s*(?:0x[0-9a-f]+|0)\s+([A-Z ]*):\s*([> ]*)\{")
 _BRANCH = re.compile(r"sbr\.rel\s*(?:\(!?([^)]*)\))?\s*target = \$region(\d+)")
 _START = re.compile(r"Start(?:/End empty)? region (\d+)\b")
-_DELAY_SLOTS = 4  # bundles after a branch that belong to it
-_NO_ESTIMATE = 2**62  # what stands for one is the largest int64
+_DELAY_SLOTS = 4  # Bundles after a branch that execute before it is taken.
+_NO_ESTIMATE = 2**62  # A missing estimate is the largest int64.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Schedule:
   """Cycles of a kernel, from its bundles.
 
   Attributes:
-    bodies: cycles of each conditional piece that multiplies matrices, in the
-      order of the program: the tile without and with a mask.
-    step: bundles of the rest of a grid step, were every condition true.
-    unknown_trips: a loop inside a body turns a number of times that is not in
-      the program; its turn is counted once.
+    bodies: cycles of each conditional block that multiplies matrices, in program
+      order: the tile without and with a mask.
+    step: bundles of the rest of a grid step, with every condition true.
+    unknown_trips: a loop inside a body has an unknown trip count, and is counted
+      once.
   """
 
   bodies: tuple[int, ...]
@@ -47,7 +47,7 @@ class Schedule:
 def kernel_schedule(folder: pathlib.Path, name: str) -> Schedule | None:
   """Returns the schedule of the Pallas kernel `name` that was dumped last.
 
-  None if libtpu wrote none, or one that this does not understand.
+  None if libtpu wrote no schedule, or one in an unknown format.
   """
   pattern = re.compile(rf"\d+-{re.escape(name)}(\.\d+)?-\d+-final_bundles\.txt")
   files = sorted(f for f in folder.glob("*.txt") if pattern.fullmatch(f.name))
@@ -57,7 +57,7 @@ def kernel_schedule(folder: pathlib.Path, name: str) -> Schedule | None:
 
 
 def parse_schedule(text: str) -> Schedule | None:
-  """Returns the schedule in the text of a final_bundles file, or None."""
+  """Parses a final_bundles file; returns None if it has no tile."""
   lines = [line for line in text.splitlines() if _BUNDLE.match(line)]
   starts: dict[str, int] = {}
   heads = []
@@ -68,7 +68,8 @@ def parse_schedule(text: str) -> Schedule | None:
     for region in _START.findall(line):
       starts.setdefault(region, i)
 
-  # A branch over bundles makes them conditional; one backwards ends a loop.
+  # A forward branch makes the bundles it skips conditional; a backward branch
+  # ends a loop.
   pieces, loops = [], []
   for i, line in enumerate(lines):
     for predicate, region in _BRANCH.findall(line):
@@ -107,13 +108,13 @@ def parse_schedule(text: str) -> Schedule | None:
 
 
 def _bodies(lines, pieces) -> list[tuple[int, int]]:
-  """Returns the innermost conditional pieces that multiply matrices."""
+  """Returns the innermost conditional blocks that multiply matrices."""
   before = [0]
   for line in lines:
     before.append(before[-1] + len(re.findall(r"\bvmatmul", line)))
   products = {(s, e): before[e] - before[s] for s, e in pieces}
 
-  # What multiplies a little, say to transpose a result, is no tile.
+  # Blocks with few products, such as a transposition, are not tiles.
   most = max(products.values(), default=0)
   large = [piece for piece, n in products.items() if n and 10 * n >= most]
 
@@ -127,7 +128,7 @@ def _bodies(lines, pieces) -> list[tuple[int, int]]:
 
 
 def _trips(lines, predicate: str) -> int | None:
-  """Returns the constant that a loop compares its counter with, or None."""
+  """Returns the constant trip count of a loop, or None."""
   compare = re.compile(
       rf"{re.escape(predicate)} = scmp\.[a-z.0-9]+ %\w+, (\d+)\b"
   )
@@ -160,9 +161,9 @@ class XlaCycles:
   """Sums of the compiler's "estimated_cycles".
 
   Attributes:
-    known: all but the loops below, loops of known trip count times that count.
-      None if the compiler has no estimate of some operation.
-    per_turn: one turn of each loop whose trip count is data.
+    known: everything outside the loops below, times known trip counts. None if the
+      compiler has no estimate for some operation.
+    per_turn: one iteration of each loop with a data-dependent trip count.
   """
 
   known: int | None
@@ -170,7 +171,7 @@ class XlaCycles:
 
 
 def xla_cycles(text: str) -> XlaCycles | None:
-  """Returns the sums over a compiled program's text, None if it has none."""
+  """Sums the estimates in a compiled program's text, None if it has none."""
   if '"estimated_cycles"' not in text:
     return None
   program = hlo_text.parse(text)

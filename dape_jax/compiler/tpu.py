@@ -1,20 +1,20 @@
-"""The TPU compiler on machines without a TPU: whether it is there, what it says."""
+"""The TPU compiler on machines without a TPU: environment and error messages."""
 
 import importlib.util
 import re
 
 from dape_jax.errors import ConfigError
 
-# libtpu reads these when it is loaded: it asks no metadata server, several processes
-# may compile at once, and it does not warn that this machine has no TPU. (Which type
-# is given does not matter: the chips to compile for are named each time.)
+# Read by libtpu when it is loaded: do not query a metadata server, allow several
+# processes, and do not warn that there is no TPU. The accelerator type is not used:
+# every compilation names its topology.
 ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
-# The two ways in which it says that a program needs too much.
+# The compiler's two messages for programs that need too much memory.
 _TOO_LARGE = re.compile(
     r"HLO temporaries \((\S+)\) exceeds available HBM \((\S+)\)"
     r"|Used (\S+) of (\S+) hbm"
@@ -22,10 +22,13 @@ _TOO_LARGE = re.compile(
 
 
 def check_installed(flag: str) -> None:
-  """Checks that the compiler can be loaded.
+  """Checks that the compiler is installed.
+
+  Args:
+    flag: flag that needs it, for the error message.
 
   Raises:
-    ConfigError: it cannot; the message begins with the flag that needs it.
+    ConfigError: it is not installed.
   """
   if importlib.util.find_spec("libtpu") is None:
     raise ConfigError(
@@ -34,9 +37,9 @@ def check_installed(flag: str) -> None:
 
 
 def needed_and_available(error: Exception) -> tuple[str, str] | None:
-  """Returns the memory that a program needs and that there is, as "17.25G".
+  """Returns the memory a program needs and the memory available, as "17.25G".
 
-  None if the error is not that the program needs too much.
+  None if the error has another cause.
   """
   found = _TOO_LARGE.search(str(error))
   return None if found is None else tuple(filter(None, found.groups()))

@@ -1,26 +1,144 @@
-"""Pictures of what a model has learned, and their numbers as CSV files.
+"""Plots what a model's position encodings have learned; also writes CSV files.
 
-bias: what a query far out adds to the scores of the keys before it, for every
-head of a layer: the static part B, the adaptive part A - S - B (DAPE's network)
-and the sum. effective-length: over how many tokens the heads' static biases
-reach (KERPLE, section A.5). map: B, A - S - B and A of a short text.
+bias: what a distant query adds to the scores of the keys before it, for every head
+of a layer: the static part B, the adaptive part A - S - B (DAPE's network) and
+their sum. effective-length: how many tokens the heads' static biases reach
+(KERPLE, section A.5). map: B, A - S - B and A of a short text.
 
   python -m dape_jax.plots bias --checkpoint=runs/my_run --query=8191
   python -m dape_jax.plots effective-length --output=runs/comparison \\
       --compare runs/a runs/b
   python -m dape_jax.plots map --checkpoint=runs/my_run --string="def f(x): ..."
 
-A checkpoint is the --workdir of a training run (the latest step) or a step in its
-checkpoints folder. `python -m dape_jax.plots COMMAND --help` has the flags.
+A checkpoint is the --workdir of a training run (its latest step) or a step in its
+checkpoints folder. `python -m dape_jax.plots COMMAND --help` lists the flags.
 """
 
 import argparse
 import pathlib
 import sys
 
+import jax
+import numpy as np
+
 from dape_jax import cli
+from dape_jax.checkpoint import runs
 from dape_jax.errors import ConfigError, did_you_mean
-from dape_jax.plots.command_line import COMMANDS, LONGEST_MAP, parser_of
+from dape_jax.evaluation.progress import Progress
+from dape_jax.evaluation.report import make_folder
+from dape_jax.plots import effective_length, figures
+from dape_jax.plots.rows import rows_of_layers, write_rows
+
+_COMMANDS = ("bias", "effective-length", "map")
+_MAX_MAP_LENGTH = 1024  # A map holds the square of this many numbers.
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+  # Not absl's flags, which have no subcommands.
+  parser = cli.ArgumentParser(
+      prog=f"plots {command}",
+      description=__doc__,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+      allow_abbrev=False,
+  )
+  add = parser.add_argument
+  add("--checkpoint", metavar="DIR", help="run to plot")
+  add(
+      "--output",
+      metavar="DIR",
+      help="output folder; default: plots in the workdir",
+  )
+  if command == "effective-length":
+    add("--compare", metavar="DIR", nargs="+", help="several runs to plot")
+    add(
+        "--max_distance",
+        type=cli.whole_number_type(1),
+        default=65_536,
+        help="in tokens; for FIRE, whose bias also depends on the query's"
+        " position, also the position of the query (default %(default)s)",
+    )
+    return parser
+  add("--layer", help='from 0, or "all"; default: the middle layer')
+  add(
+      "--text", metavar="FILE", help="text file; default: from the run's corpus"
+  )
+  add(
+      "--split",
+      default="test",
+      choices=["train", "validation", "test"],
+      help="split of the corpus (default %(default)s), of which the median"
+      " document that is long enough is plotted",
+  )
+  add(
+      "--data_dir",
+      default="",
+      help="folder of the prepared data; default: as in training",
+  )
+  if command == "bias":
+    add(
+        "--query",
+        type=cli.whole_number_type(0),
+        default=8191,
+        help="position of the query, from 0 (default %(default)s)",
+    )
+    add(
+        "--chunk",
+        type=cli.whole_number_type(1),
+        default=512,
+        help="tokens per prefill step (default %(default)s)",
+    )
+  else:
+    add("--string", help="text to plot")
+    add(
+        "--length",
+        type=cli.whole_number_type(1),
+        default=64,
+        help=f"tokens, up to {_MAX_MAP_LENGTH} (default %(default)s)",
+    )
+    add("--heads", help="comma-separated, from 0; default: the first four")
+  return parser
+
+
+def read_text(
+    run: runs.Run, flags: argparse.Namespace, wanted: int
+) -> tuple[np.ndarray, str]:
+  """Returns the first tokens of the requested text, and where it comes from.
+
+  Args:
+    run: whose tokenizer and corpus are used.
+    flags: string, text, split and data_dir. With neither string nor text, the text
+      is the median of the split's documents that are long enough, or the longest.
+    wanted: number of tokens; fewer are returned if the text is shorter.
+
+  Returns:
+    Tokens [s] int32 of one document from its start, and a description.
+
+  Raises:
+    ConfigError: the file cannot be read, or the corpus does not exist.
+  """
+  string = getattr(flags, "string", None)
+  if string is not None:
+    tokens = runs.load_tokenizer(run).encode(string.encode())
+    source = "--string"
+  elif flags.text is not None:
+    try:
+      content = pathlib.Path(flags.text).read_bytes()
+    except OSError as error:
+      raise ConfigError(f"--text={flags.text}: {error.strerror}.") from error
+    tokens = runs.load_tokenizer(run).encode(content)
+    source = pathlib.Path(flags.text).name
+  else:
+    documents = runs.load_corpus_of([run], flags.data_dir).split(flags.split)
+    lengths = np.diff(documents.starts) - 1  # Without the end token.
+    long_enough = np.flatnonzero(lengths >= wanted)
+    if long_enough.size:
+      number = int(long_enough[len(long_enough) // 2])
+    else:
+      number = int(lengths.argmax())
+    start = int(documents.starts[number])
+    tokens = documents.tokens[start : start + lengths[number]]
+    source = f"{flags.split} split, {documents.name(number)}"
+  return np.asarray(tokens[:wanted], np.int32), source
 
 
 def _layers(text: str | None, num_layers: int) -> list[int]:
@@ -30,163 +148,131 @@ def _layers(text: str | None, num_layers: int) -> list[int]:
     return list(range(num_layers))
   if not text.isdecimal() or int(text) >= num_layers:
     raise ConfigError(
-        f'--layer={text}: must be 0 to {num_layers - 1} or "all", for the'
+        f'--layer={text}: must be 0 to {num_layers - 1} or "all": the'
         f" checkpoint has {num_layers} layers."
     )
   return [int(text)]
 
 
-def _rows(flags, run, text, layers, num_queries: int, chunk: int):
-  """Yields the layers' rows, with a line on how large their parts are."""
-  import jax
-
-  from dape_jax.evaluation.progress import Progress
-  from dape_jax.plots import bias, rows
-
-  progress = Progress(len(text.tokens), flags.checkpoint)
-  for found in rows.rows_of_layers(
+def _plot_rows(command: str, flags, run: runs.Run, folder: pathlib.Path):
+  """Writes the CSV and PNG files of "bias" and "map", layer by layer."""
+  is_map = command == "map"
+  layers = _layers(flags.layer, run.config.model.num_layers)
+  if is_map:
+    heads = figures.choose_heads(run, flags.heads)
+    wanted, needed, flag = flags.length, 1, f"--length={flags.length}"
+  else:
+    layers = figures.layers_with_bias(run, layers)
+    heads = list(range(run.config.model.num_heads))
+    wanted, flag = flags.query + 1, f"--query={flags.query}"
+    needed = wanted
+  tokens, source = read_text(run, flags, wanted)
+  length = len(tokens)
+  if length < needed:
+    raise ConfigError(
+        f"{flag} needs a text of {needed} tokens, and {source} has {length}:"
+        " lower it, or choose another text (--text=FILE)."
+    )
+  progress = Progress(length, flags.checkpoint)
+  for rows in rows_of_layers(
       run.config.model,
       jax.device_put(run.params, jax.local_devices()[0]),
-      text.tokens,
+      tokens,
       layers,
-      num_queries=num_queries,
-      chunk=chunk,
+      num_queries=length if is_map else 1,
+      chunk=length if is_map else flags.chunk,
       on_tokens=progress.advance,
   ):
     progress.close()
-    sizes = bias.statistics(found)
+    sizes = figures.statistics(rows)
     print(
-        f"layer {found.layer}, root mean squares: scores S"
+        f"layer {rows.layer}, root mean squares: scores S"
         f" {sizes['scores']:.4g}, static B {sizes['static']:.4g}, adaptive"
         f" A - S - B {sizes['adaptive']:.4g}, sum A - S {sizes['total']:.4g}"
     )
-    yield found
+    last = f"length{length}" if is_map else f"query{flags.query}"
+    stem = folder / f"{command}_{_name(run)}_layer{rows.layer}_{last}"
+    csv, png = f"{stem}.csv", f"{stem}.png"
+    write_rows(rows, csv, heads=heads, with_query=is_map)
+    if is_map:
+      figures.draw_map(run, rows, heads, source, png)
+    else:
+      figures.draw_bias(run, rows, source, png)
+    print(csv, png, sep="\n")
 
 
-def _bias(flags, run, folder: pathlib.Path) -> None:
-  from dape_jax.plots import bias, files, text
-
-  layers = _layers(flags.layer, run.config.model.num_layers)
-  layers = bias.layers_with_bias(run, layers)
-  wanted = flags.query + 1
-  source = text.read_text(
-      run,
-      wanted,
-      text=flags.text,
-      split=flags.split,
-      data_dir=flags.data_dir,
-  )
-  text.require(source, f"--query={flags.query}", wanted)
-  for rows in _rows(flags, run, source, layers, 1, flags.chunk):
-    stem = f"bias_{files.stem_of(run)}_layer{rows.layer}_query{flags.query}"
-    heads = range(len(rows.scores))
-    csv = folder / f"{stem}.csv"
-    print(files.write_rows(rows, csv, heads=heads, with_query=False))
-    bias.draw_bias(run, rows, source.source, folder / f"{stem}.png")
-    print(folder / f"{stem}.png")
+def _name(run: runs.Run) -> str:
+  (name,) = runs.run_names([run])
+  return f"{name}_step{run.step}"
 
 
-def _map(flags, run, folder: pathlib.Path) -> None:
-  from dape_jax.plots import files, score_map, text
-
-  if flags.length > LONGEST_MAP:
-    raise ConfigError(
-        f"--length={flags.length}: must be up to {LONGEST_MAP}, a map has as"
-        " many numbers as its square."
-    )
-  if flags.text is not None and flags.string is not None:
-    raise ConfigError("--string and --text: give one of them.")
-  layers = _layers(flags.layer, run.config.model.num_layers)
-  heads = score_map.choose_heads(run, flags.heads)
-  source = text.read_text(
-      run,
-      flags.length,
-      text=flags.text,
-      string=flags.string,
-      split=flags.split,
-      data_dir=flags.data_dir,
-  )
-  text.require(source, f"--length={flags.length}", 1)
-  length = len(source.tokens)
-  for rows in _rows(flags, run, source, layers, length, length):
-    stem = f"map_{files.stem_of(run)}_layer{rows.layer}_length{length}"
-    csv = folder / f"{stem}.csv"
-    print(files.write_rows(rows, csv, heads=heads, with_query=True))
-    score_map.draw_map(run, rows, heads, source.source, folder / f"{stem}.png")
-    print(folder / f"{stem}.png")
-
-
-def _effective_length(flags, loaded, folder: pathlib.Path) -> None:
-  from dape_jax.checkpoint.runs import run_names
-  from dape_jax.plots import effective_length, files
-
-  names = run_names(loaded)
+def _plot_lengths(flags, loaded, folder: pathlib.Path) -> None:
   lengths = [
       effective_length.lengths_of_run(run, flags.max_distance) for run in loaded
   ]
-  stem = "effective_length"
+  stem = folder / "effective_length"
   if len(loaded) == 1:
-    stem += f"_{files.stem_of(loaded[0])}"
-  paths = folder / f"{stem}.csv", folder / f"{stem}.png"
-  arguments = (loaded, names, lengths)
-  effective_length.write_lengths(*arguments, paths[0], flags.max_distance)
-  effective_length.draw_lengths(*arguments, paths[1], flags.max_distance)
-  print(*paths, sep="\n")
+    stem = folder / f"effective_length_{_name(loaded[0])}"
+  arguments = loaded, runs.run_names(loaded), lengths
+  csv, png = f"{stem}.csv", f"{stem}.png"
+  effective_length.write_lengths(*arguments, csv, flags.max_distance)
+  effective_length.draw_lengths(*arguments, png, flags.max_distance)
+  print(csv, png, sep="\n")
 
 
-def _folders(command: str, flags: argparse.Namespace) -> list[str]:
-  """Returns the folders of the checkpoints."""
+def _check(command: str, flags: argparse.Namespace) -> None:
   if command != "effective-length":
     if flags.checkpoint is None:
       raise ConfigError("give --checkpoint=DIR, the --workdir of a run.")
-    return [flags.checkpoint]
-  if (flags.checkpoint is None) == (flags.compare is None):
+  elif (flags.checkpoint is None) == (flags.compare is None):
     raise ConfigError("give either --checkpoint=DIR or --compare DIR DIR ...")
-  if flags.compare is not None and not flags.output:
+  elif flags.compare is not None and not flags.output:
     raise ConfigError("--compare needs --output=DIR.")
-  return flags.compare or [flags.checkpoint]
+  if command == "map":
+    if flags.length > _MAX_MAP_LENGTH:
+      raise ConfigError(
+          f"--length={flags.length}: must be at most {_MAX_MAP_LENGTH}; a map"
+          " holds the square of that many numbers."
+      )
+    if flags.text is not None and flags.string is not None:
+      raise ConfigError("give only one of --string and --text.")
 
 
 def main(argv: list[str]) -> None:
-  """Runs one sub-command.
+  """Runs one subcommand.
 
   Args:
-    argv: sub-command and flags.
+    argv: subcommand and flags.
 
   Raises:
-    ConfigError: they are wrong, or the checkpoint or the text is.
+    ConfigError: the flags, the checkpoint or the text are invalid.
   """
   if not argv or argv[0] in ("-h", "--help"):
     print(__doc__.strip())
     if not argv:
-      raise ConfigError(f"name a sub-command: {', '.join(COMMANDS)}.")
+      raise ConfigError(f"name a subcommand: {', '.join(_COMMANDS)}.")
     return
   command, *rest = argv
-  if command not in COMMANDS:
+  if command not in _COMMANDS:
     raise ConfigError(
-        f"unknown sub-command {command!r}.{did_you_mean(command, COMMANDS)}"
+        f"unknown subcommand {command!r}.{did_you_mean(command, _COMMANDS)}"
     )
-  flags = parser_of(command, __doc__).parse_args(rest)
-  folders = _folders(command, flags)
-  # Orbax takes seconds to start; a wrong flag is told at once.
-  from dape_jax.checkpoint import runs
-  from dape_jax.evaluation import report
-
+  flags = _parser(command).parse_args(rest)
+  _check(command, flags)
+  folders = getattr(flags, "compare", None) or [flags.checkpoint]
   loaded = [runs.load_run(folder) for folder in folders]
   if command != "effective-length":
     runs.check_reads_text(
         loaded[0], f"{command} reads text: give one trained on text"
     )
   output = pathlib.Path(flags.output or loaded[0].workdir / "plots")
-  report.make_folder(output)
+  make_folder(output)
   if command == "effective-length":
-    _effective_length(flags, loaded, output)
-  elif command == "bias":
-    _bias(flags, loaded[0], output)
+    _plot_lengths(flags, loaded, output)
   else:
-    _map(flags, loaded[0], output)
+    _plot_rows(command, flags, loaded[0], output)
 
 
 if __name__ == "__main__":
-  # No flags are left for absl, whose flags know no sub-commands.
+  # absl gets no flags: it has no subcommands.
   cli.run(lambda _: main(sys.argv[1:]), ["plots"])

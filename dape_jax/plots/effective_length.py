@@ -1,8 +1,8 @@
-"""KERPLE's figure: how many heads stop attending within how many tokens.
+"""KERPLE's figure: the cumulative distribution of the heads' effective lengths.
 
 Chi et al. 2022, section A.5, arXiv 2205.09921: the effective length of a head is
-the smallest distance at which its static bias is below -2, that is where a key
-keeps less than exp(-2) = 14% of the weight that its score gives it.
+the smallest distance at which its static bias is below -2, that is, at which a
+key keeps less than exp(-2) = 14% of the weight that its score gives it.
 """
 
 import os
@@ -27,18 +27,18 @@ from dape_jax.plots.rows import encoding_of_layer
 
 
 def lengths_of_run(run: Run, max_distance: int) -> dict[int, np.ndarray]:
-  """Returns the effective length of each head of the layers with a static bias.
+  """Returns the effective length of each head in layers with a static bias.
 
-  Where it is larger than max_distance the result is max_distance + 1. A bias
-  that depends on the query's position as well (FIRE) is that of a query at
-  position max_distance. Layers without a static bias are left out.
+  Effective lengths above max_distance are max_distance + 1. If the bias also
+  depends on the query's position (FIRE), the query is at max_distance. Layers
+  without a static bias are left out.
 
   Args:
     run: the checkpoint.
-    max_distance: the largest distance that is looked at.
+    max_distance: the largest distance to evaluate.
 
   Returns:
-    {layer: int [N]}; where all layers share the encoding, the first one only.
+    {layer: int [N]}; only layer 0 if all layers share the encoding.
 
   Raises:
     ConfigError: no layer has a static bias.
@@ -53,7 +53,7 @@ def lengths_of_run(run: Run, max_distance: int) -> dict[int, np.ndarray]:
     if reason is None:
       bias = bias_of_distances(encoding, encoding.variables, max_distance)
       lengths[layer] = effective_lengths(bias, max_distance)
-      if window:  # the key that far away is the first that is not seen
+      if window:  # The first invisible key is at this distance.
         lengths[layer] = np.minimum(lengths[layer], window)
     else:
       reasons[name] = reason
@@ -61,8 +61,8 @@ def lengths_of_run(run: Run, max_distance: int) -> dict[int, np.ndarray]:
   if not lengths:
     raise ConfigError(
         f"{run.checkpoint}: encoding {why}, so its heads have no effective"
-        " length; choose checkpoints of encodings with a static bias, or draw"
-        " this one with the sub-command bias."
+        " length; choose checkpoints of encodings with a static bias, or plot"
+        " this one with the subcommand bias."
     )
   if why:
     print(f"{run.checkpoint}: layers left out: {why}", file=sys.stderr)
@@ -84,7 +84,7 @@ def _why_none(encoding) -> str | None:
 
 
 def depends_on_position(run: Run, max_distance: int) -> bool:
-  """Returns whether a distance's bias is another for another query (FIRE)."""
+  """Returns whether the bias also depends on the query's position (FIRE)."""
   model = run.config.model
   for layer in range(len(model.layer_kinds)):
     encoding = encoding_of_layer(model, run.params, layer)
@@ -108,14 +108,14 @@ def write_lengths(
     lengths: Sequence[dict[int, np.ndarray]],
     path: os.PathLike,
     max_distance: int,
-) -> pathlib.Path:
+) -> None:
   """Writes a CSV file: run, encoding, layer, head, effective_length.
 
-  The length is empty where it is larger than max_distance, the layer "all" where
-  layers share one encoding.
+  Lengths above max_distance are empty; the layer is "all" if the layers share one
+  encoding.
 
   Args:
-    runs, names: the checkpoints, and what they are called.
+    runs, names: the checkpoints and their names.
     lengths: of each run, from `lengths_of_run`.
     path: of the file.
     max_distance: as in `lengths_of_run`.
@@ -130,7 +130,6 @@ def write_lengths(
         found = length if length <= max_distance else ""
         lines.append(f"{name},{encoding},{shown},{head},{found}")
   pathlib.Path(path).write_text("\n".join(lines) + "\n")
-  return pathlib.Path(path)
 
 
 def draw_lengths(
@@ -140,9 +139,11 @@ def draw_lengths(
     path: os.PathLike,
     max_distance: int,
 ) -> None:
-  """Draws the number of heads with an effective length of at most d, over d.
+  """Plots the number of heads with an effective length of at most d, over d.
 
-  Args: as of `write_lengths`; the path is that of a PNG file.
+  Args:
+    runs, names, lengths, max_distance: as in `write_lengths`.
+    path: of the PNG file.
   """
   from matplotlib import ticker
 

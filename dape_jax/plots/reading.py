@@ -1,7 +1,7 @@
-"""Reading a text in chunks, and what the layers make of its last tokens.
+"""Runs a model over a text in chunks, and captures activations of its last tokens.
 
-Through the key/value cache, as in evaluation, so that memory grows with the
-length and not with its square.
+It uses the key/value cache, as evaluation does, so memory grows with the length
+and not with its square.
 """
 
 import functools
@@ -17,17 +17,17 @@ from dape_jax.attention import Cache
 from dape_jax.config import ModelConfig
 from dape_jax.models import Transformer
 
-# Submodules of a block whose outputs the encoding is made of.
+# Submodules of a block whose outputs the encoding depends on.
 _CAPTURED = ("attention_norm", "query", "key")
 
 
 @flax.struct.dataclass
 class Reading:
-  """A text that was read, and the projections of its last tokens.
+  """The state of a model after a text.
 
   Attributes:
     cache: of all tokens and layers.
-    outputs: of the blocks' submodules, for the last tokens: {"layers":
+    outputs: of the blocks' submodules for the last tokens, {"layers":
       {"attention_norm": {"__call__": ([num_layers, 1, t, D],)}, ...}}.
   """
 
@@ -43,19 +43,19 @@ def read(
     chunk: int,
     on_tokens: Callable[[int], Any] = lambda tokens: None,
 ) -> Reading:
-  """Returns what the layers made of a text.
+  """Runs the model over a text, and captures its last tokens.
 
   Args:
     config: of the model.
     params: its parameters.
     tokens: [s] int, one document from its start.
-    num_queries: t, how many of the last tokens are captured.
-    chunk: tokens before them that are read at a time.
-    on_tokens: called with the number of tokens that were just read.
+    num_queries: t, the number of last tokens to capture.
+    chunk: tokens per step of the prefill before them.
+    on_tokens: called with the number of tokens just processed.
   """
   tokens_BxT = np.asarray(tokens, np.int32)[None]
   num_before = len(tokens) - num_queries
-  # The odd chunk first: the others are of one size, for which XLA compiles once.
+  # The odd chunk comes first; the others share a size, and a compilation.
   starts = [*range(num_before % chunk, num_before + 1, chunk)]
   cache = Transformer(config).empty_cache(1, len(tokens))
   for start, end in itertools.pairwise([0, *starts]):
@@ -68,10 +68,10 @@ def read(
   return reading
 
 
-# XLA leaves the logits out of either, since they are not returned.
+# Neither returns the logits, so XLA does not compute them.
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _step(config, params, cache, tokens_BxT):
-  """Returns the cache with T more tokens."""
+  """Returns the cache extended by T tokens."""
   _, cache = Transformer(config).apply(
       {"params": params}, tokens_BxT, cache=cache
   )
@@ -94,9 +94,13 @@ def _last_step(config, params, cache, tokens_BxT):
 
 
 def of_layer(config: ModelConfig, stacked: Any, layer: int, *path: str) -> Any:
-  """Returns one layer's part of what the model keeps under "layers".
+  """Returns one layer's part of the subtree at `path`, {} if it is missing.
 
-  Of that, what is at `path`; nothing ({}) where there is none.
+  Args:
+    config: of the model.
+    stacked: what the model keeps under "layers".
+    layer: index from 0.
+    *path: keys within a layer.
   """
   period = len(config.layer_kinds)
   if period > 1:

@@ -1,12 +1,13 @@
-"""What a trained model's encodings add to the scores of some queries.
+"""The scores of some queries, and what a trained model's encodings add to them.
 
-Nothing here holds a matrix of all queries and keys, and layers are looked at one
-by one.
+Layers are evaluated one at a time; memory grows with the length of the text, not
+with its square.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -33,17 +34,17 @@ from dape_jax.plots.reading import Reading, of_layer, read
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-  """Scores of one layer, and what its encoding adds to them.
+  """Scores of some queries in one layer, and what its encoding adds to them.
 
   Attributes:
     layer: index from 0.
     q_positions, kv_positions: int32 [t] and [s], of queries and keys.
-    visible: [t, s] bool, the keys that each query attends to; numbers of others
-      mean nothing.
+    visible: [t, s] bool, the keys that each query attends to; values at other
+      keys are undefined.
     scores: S [N, t, s] float32, scaled products of rotated queries and keys.
-    static: B [N, t, s], what the encoding adds whatever the scores are (and of
-      most encodings, whatever the tokens are); 0 where there is none.
-    total: A - S [N, t, s], A the scores that the softmax gets.
+    static: B [N, t, s], the part of the bias that does not depend on the scores
+      (nor, for most encodings, on the tokens); 0 if there is none.
+    total: A - S [N, t, s], where A are the inputs of the softmax.
   """
 
   layer: int
@@ -58,7 +59,7 @@ class Rows:
   def adaptive(self) -> np.ndarray:
     """Returns A - S - B [N, t, s], DAPE's f([S; B]).
 
-    With DAPE's form "concat", which does not add B, f is `total`.
+    DAPE's form "concat" does not add B; its f is `total`.
     """
     return self.total - self.static
 
@@ -75,11 +76,10 @@ def rows_of_layers(
 ) -> Iterator[Rows]:
   """Yields the rows of a text's last tokens, layer by layer.
 
-  Beside the parameters, memory holds the cache and a few rows of all heads.
+  Besides the parameters, memory holds the cache and one layer's rows.
 
   Args:
-    config, params, tokens, num_queries, chunk, on_tokens: see `reading.read`;
-      the captured tokens are the queries.
+    config, params, tokens, num_queries, chunk, on_tokens: see `reading.read`.
     layers: indices from 0.
   """
   check_positions(config, len(tokens), f"{len(tokens)} tokens")
@@ -104,7 +104,7 @@ def encoding_of_layer(
 def rows_of_layer(
     config: ModelConfig, params: Any, reading: Reading, layer: int
 ) -> Rows:
-  """Returns the rows of the queries that `read` has captured."""
+  """Returns one layer's rows of the queries that `read` captured."""
   encoding, variables = encoding_of_layer(config, params, layer).unbind()
   _, window = config.layer_kinds[layer % len(config.layer_kinds)]
   outputs = of_layer(config, reading.outputs["layers"], layer)
@@ -144,7 +144,7 @@ def _rows(
     features_BxSxF,
     positions_BxS,
 ):
-  """Returns the arrays of `Rows`, in its order; B is 1."""
+  """Returns the arrays of `Rows`, in field order; B is 1."""
   encoding = encoding.bind(variables)
   num_keys, num_queries = positions_BxS.shape[1], x_BxTxD.shape[1]
   previous = None
@@ -184,7 +184,7 @@ def _rows(
   scores_NxTxS = _scores(query_BxTxNxH[0], keys_BxSxKxH[0])
   static = encoding.bias(q_positions, kv_positions, q_features, kv_features)
   score_mod, total = encoding.score_mod(), static
-  # A - S would be B and the rounding of A, which looks like something learned.
+  # Otherwise A - S is B and the rounding error of A, which would look learned.
   if score_mod and not isinstance(score_mod.function, AdditiveBias):
     modified = score_mod(
         scores_NxTxS,
@@ -211,4 +211,47 @@ def _scores(query_TxNxH: jax.Array, key_SxKxH: jax.Array) -> jax.Array:
   )
   return head_dim**-0.5 * scores_KxGxTxS.reshape(
       num_heads, num_queries, num_keys
+  )
+
+
+def write_rows(
+    rows: Rows, path: os.PathLike, *, heads: Sequence[int], with_query: bool
+) -> None:
+  """Writes a CSV file with a line for each pair of a query and a visible key.
+
+  Columns: layer, head, query (optional), key, distance, score (S), static (B),
+  adaptive (A - S - B) and total (A - S).
+
+  Args:
+    rows: of one layer.
+    path: of the file.
+    heads: heads to write.
+    with_query: whether to include the query's position.
+  """
+  query, key = np.nonzero(rows.visible)
+  q_position, kv_position = rows.q_positions[query], rows.kv_positions[key]
+  integers = {"query": q_position} if with_query else {}
+  integers |= {"key": kv_position, "distance": q_position - kv_position}
+  floats = {
+      "score": rows.scores,
+      "static": rows.static,
+      "adaptive": rows.adaptive,
+      "total": rows.total,
+  }
+  table = [
+      [
+          np.full(len(key), rows.layer),
+          np.full(len(key), head),
+          *integers.values(),
+          *(values[head, query, key] for values in floats.values()),
+      ]
+      for head in heads
+  ]
+  np.savetxt(
+      path,
+      np.concatenate(table, axis=1).T,
+      fmt=["%d"] * (2 + len(integers)) + ["%.9g"] * len(floats),
+      delimiter=",",
+      header=",".join(["layer", "head", *integers, *floats]),
+      comments="",
   )

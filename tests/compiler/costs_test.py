@@ -1,4 +1,4 @@
-"""What a program moves, counted by hand."""
+"""Bytes that a program moves, compared with counts by hand."""
 
 from dape_jax.compiler.costs import program_costs
 
@@ -36,12 +36,12 @@ ENTRY %main (x: f32[10,4]) -> (s32[], f32[10,4]) {
 """
 
 
-def test_loops_count_their_turns_and_slices_their_part():
+def test_loops_count_iterations_and_slices_their_part():
   costs = program_costs(_LOOP)
-  # Each turn: a row and an index are read and a row written; the gather reads the
-  # row, and writes to VMEM. Once: the all-reduce.
+  # Each iteration reads a row and an index and writes a row; the all-gather reads the
+  # row and writes to VMEM. The all-reduce runs once.
   assert costs.memory == 10 * ((16 + 4 + 16) + 16) + (160 + 400)
-  # 7 of 8 rows come from others, ten times; of a sum, half goes and comes.
+  # The all-gather sends 7/8 ten times, the all-reduce of 2 chips 2 * 1/2 once.
   assert costs.sent == {"all-gather": 10 * 112, "all-reduce": 400}
   assert not costs.has_unknown_loops
 
@@ -55,14 +55,14 @@ def test_pieces_of_one_overlapped_collective_count_once():
   assert program_costs(pieces).sent["all-gather"] == 10 * 112
 
 
-def test_a_loop_over_data_counts_once_and_is_told():
+def test_data_dependent_loop_counts_once_and_is_reported():
   unknown = _LOOP.replace("constant(10)", "get-tuple-element(%p), index=0")
   costs = program_costs(unknown)
   assert costs.has_unknown_loops
   assert costs.sent["all-gather"] == 112
 
 
-def test_copies_between_memories_count_what_is_in_main_memory():
+def test_copies_between_memories_count_main_memory_only():
   costs = program_costs("""
 ENTRY %main (x: f32[10,4]) -> f32[2,4] {
   %x = f32[10,4]{1,0} parameter(0)

@@ -1,4 +1,4 @@
-"""The text of compiled programs: real ones, and one written for the purpose."""
+"""Parsing the text of compiled programs, a real and a handwritten one."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from dape_jax.compiler import hlo_text
 
 
-def test_a_program_of_this_compiler():
+def test_program_of_this_compiler():
   def f(x):
     return jax.lax.fori_loop(0, 7, lambda _, y: jnp.sin(y @ y), x)
 
@@ -19,7 +19,7 @@ def test_a_program_of_this_compiler():
   assert loops[0].attribute("body") in program.computations
 
 
-def test_turns_of_loops():
+def test_trip_counts_of_loops():
   program = hlo_text.parse("""
 %cond (p: (s32[], f32[2])) -> pred[] {
   %p = (s32[]{:T(128)}, f32[2]{0}) parameter(0)

@@ -11,8 +11,8 @@ from command_process import command_process
 @pytest.fixture(scope="module")
 def show():
   """Returns a function: flags -> status, stdout, stderr of a config command."""
-  with command_process(show="show_config") as call:
-    yield functools.partial(call, "show", "--config=configs/demo.py")
+  with command_process("show", "show_config") as call:
+    yield functools.partial(call, "--config=configs/demo.py")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
-"""How far the heads of checkpoints reach: numbers, CSV and picture."""
+"""Effective lengths of checkpoints: values, CSV and plot."""
 
 import numpy as np
 import pytest
 from matplotlib import image
 
 from dape_jax.errors import ConfigError
-from dape_jax.plots import bias, effective_length
+from dape_jax.plots import effective_length, figures
 
 _FAR = 1000
 
@@ -14,7 +14,7 @@ def kerple_length(r1, r2):
   return int((np.exp(2 / r1) - 1) / r2) + 1
 
 
-def test_every_layer_has_its_own_unless_shared(make_run):
+def test_lengths_are_per_layer_unless_shared(make_run):
   r1, r2 = [[0.3, 0.5], [0.9, 0.1]], [[1.0, 0.5], [0.25, 1.0]]
   run = make_run("dape_kerple_log", {"r1": r1, "r2": r2})
   lengths = effective_length.lengths_of_run(run, _FAR)
@@ -38,9 +38,9 @@ def test_layers_without_a_static_bias_are_left_out(make_run, capsys):
   assert list(lengths) == [0]
   np.testing.assert_array_equal(lengths[0], [33, 513])  # slopes 2^-4, 2^-8
   assert "left out: rope adds nothing" in capsys.readouterr().err
-  assert bias.layers_with_bias(run, [0, 1]) == [0]
+  assert figures.layers_with_bias(run, [0, 1]) == [0]
   with pytest.raises(ConfigError, match="nothing is added to the scores"):
-    bias.layers_with_bias(run, [1])
+    figures.layers_with_bias(run, [1])
 
 
 def test_encodings_without_a_static_bias(make_run):

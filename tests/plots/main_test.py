@@ -1,5 +1,6 @@
-"""python -m dape_jax.plots, from a checkpoint's folder to PNG and CSV."""
+"""python -m dape_jax.plots, from a checkpoint to PNG and CSV files."""
 
+import argparse
 import pathlib
 import subprocess
 import sys
@@ -10,9 +11,10 @@ from matplotlib import image
 
 from dape_jax.checkpoint.runs import load_run
 from dape_jax.errors import ConfigError
+from dape_jax.plots import __main__ as command
 from dape_jax.plots import draw_map, rows
-from dape_jax.plots.__main__ import main
-from dape_jax.plots.text import read_text
+
+main = command.main
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +23,7 @@ def root(in_saved_run):
 
 
 def paths_of(out):
-  """Returns the CSV and the PNG files that were written, by their names."""
+  """Returns the CSV and the PNG files named in the output."""
   paths = [pathlib.Path(line) for line in out.splitlines() if "/" in line]
   paths = {
       suffix: [p for p in paths if p.suffix == suffix]
@@ -32,7 +34,7 @@ def paths_of(out):
 
 
 def pixels(path):
-  """Returns the shape of a picture, in which something is drawn."""
+  """Returns the shape of a picture that is not blank."""
   picture = image.imread(path)
   assert picture.std() > 0.05
   return picture.shape[:2]
@@ -40,15 +42,15 @@ def pixels(path):
 
 @pytest.fixture
 def drawn_rows(monkeypatch):
-  """Returns the list of all rows that are drawn from now on."""
-  drawn, original = [], rows.rows_of_layers
+  """Returns a list that collects the rows plotted from now on."""
+  drawn, original = [], command.rows_of_layers
 
   def recording(*args, **kwargs):
     for found in original(*args, **kwargs):
       drawn.append(found)
       yield found
 
-  monkeypatch.setattr(rows, "rows_of_layers", recording)
+  monkeypatch.setattr(command, "rows_of_layers", recording)
   return drawn
 
 
@@ -102,7 +104,7 @@ def test_map(capsys, drawn_rows):
   np.testing.assert_array_equal(written, found.adaptive[1, query, key])
 
 
-def test_maps_that_are_zero_everywhere_are_left_out(tmp_path):
+def test_maps_of_zeros_are_omitted(tmp_path):
   scores = np.random.default_rng(0).normal(size=(2, 5, 5))
   positions = np.arange(5)
   visible = np.tri(5, dtype=bool)
@@ -112,19 +114,21 @@ def test_maps_that_are_zero_everywhere_are_left_out(tmp_path):
   assert pixels(tmp_path / "x.png") == (540, 1065)
 
 
-def test_texts():
+def test_read_text():
   run = load_run("dape")
-  found = read_text(run, 3, string="let it")
-  assert bytes(found.tokens.astype(np.uint8)) == b"let"
+  flags = argparse.Namespace(string="let it", text=None)
+  tokens, _ = command.read_text(run, flags, 3)
+  assert bytes(tokens.astype(np.uint8)) == b"let"
   # Of the test split's documents of 90, 40 and 60 bytes.
-  names = {wanted: read_text(run, wanted).source for wanted in (1, 50, 61, 100)}
-  assert names == {
+  flags = argparse.Namespace(text=None, split="test", data_dir="")
+  found = {n: command.read_text(run, flags, n) for n in (1, 50, 61, 100)}
+  assert {n: source for n, (_, source) in found.items()} == {
       1: "test split, test/1.py",
       50: "test split, test/2.py",
       61: "test split, test/0.py",
       100: "test split, test/0.py",
   }
-  assert len(read_text(run, 100).tokens) == 90  # without the end token
+  assert len(found[100][0]) == 90  # Without the end token.
 
 
 def test_effective_length(capsys):
@@ -155,7 +159,7 @@ def test_help(capsys):
 @pytest.mark.parametrize(
     "command, message",
     [
-        ("", "name a sub-command: bias, effective-length, map"),
+        ("", "name a subcommand: bias, effective-length, map"),
         ("bais --checkpoint=dape", 'Did you mean "bias"?'),
         ("bias", "give --checkpoint=DIR"),
         ("bias --checkpoint=nowhere", "nowhere does not exist"),
@@ -182,20 +186,20 @@ def test_help(capsys):
         ),
         (
             "bias --checkpoint=dape --query=90",
-            "test/0.py has 90: choose less",
+            "test/0.py has 90: lower it",
         ),
         (
             "map --checkpoint=dape --heads=0,2",
-            "'2' is none of the heads 0 to 1",
+            "'2' is not one of the heads 0 to 1",
         ),
         (
             "map --checkpoint=dape --length=2000",
-            "--length=2000: must be up to",
+            "--length=2000: must be at most",
         ),
         ("map --checkpoint=dape --string= ", "--length=64 needs a text of 1"),
         (
             "map --checkpoint=dape --string=a --text=text.py",
-            "give one of them",
+            "give only one of --string",
         ),
         (
             "map --checkpoint=dape --split=dev",
@@ -216,7 +220,7 @@ def test_bad_input(command, message):
   assert "\n" not in str(error.value)
 
 
-def test_an_error_is_one_line_and_exit_2():
+def test_errors_are_one_line_with_status_2():
   done = subprocess.run(
       [sys.executable, "-m", "dape_jax.plots", "maps"],
       cwd=pathlib.Path(__file__).parents[2],
@@ -225,6 +229,6 @@ def test_an_error_is_one_line_and_exit_2():
   )
   assert done.returncode == 2 and not done.stdout
   assert done.stderr == (
-      "plots: error: unknown sub-command 'maps'. Did you mean \"map\"? Valid:"
+      "plots: error: unknown subcommand 'maps'. Did you mean \"map\"? Valid:"
       " bias, effective-length, map.\n"
   )

@@ -1,4 +1,4 @@
-"""Rows of scores are what the model attends with, however the text is read."""
+"""Rows of scores match the model's own attention, in chunks or at once."""
 
 import functools
 
@@ -57,8 +57,8 @@ def case(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_model_attends_with_these_scores(name):
-  """Attention made of the rows is the model's own."""
+def test_rows_reproduce_the_attention_output(name):
+  """Attention computed from the rows matches the model's."""
   config, params, _, read, all_rows = case(name)
   for layer, of_layer in enumerate(all_rows):
     visible = of_layer.visible
@@ -83,7 +83,7 @@ def test_the_model_attends_with_these_scores(name):
     np.testing.assert_allclose(out, found[0], rtol=2e-4, atol=2e-4)
 
 
-def test_one_query_behind_a_cache_has_its_row_of_the_whole():
+def test_cached_query_matches_its_row_of_all_queries():
   config, params, tokens, _, whole = case("in turn")
   counts = []
   by_layer = rows.rows_of_layers(
@@ -114,8 +114,8 @@ def test_one_query_behind_a_cache_has_its_row_of_the_whole():
       )
 
 
-def test_parts_of_the_scores_in_plain_numpy():
-  """All layers of a decoder with DAPE over KERPLE, written out."""
+def test_parts_match_a_numpy_implementation():
+  """A decoder with DAPE over KERPLE in plain NumPy."""
   _, params, tokens, _, by_layer = case("dape")
   params = jax.tree.map(np.float64, params)
 
@@ -176,7 +176,7 @@ def test_parts_of_the_scores_in_plain_numpy():
     x = x + y @ p["mlp"]["down"]["kernel"] + p["mlp"]["down"]["bias"]
 
 
-def test_what_is_not_there_is_zero():
+def test_missing_parts_are_zero():
   *_, (rope, fox) = case("in turn")
   assert not rope.static.any() and not rope.total.any()
   assert fox.static.any() and not fox.adaptive.any()

@@ -1,6 +1,7 @@
-"""Runs commands in one process for many tests: JAX starts once.
+"""Runs commands in one process for many tests, so that JAX starts only once.
 
-In a process of its own, because commands define flags of equal names.
+In a separate process because absl's flags are global: two commands may define the
+same flag.
 """
 
 import contextlib
@@ -16,17 +17,15 @@ import contextlib, importlib, io, json, sys
 from absl.testing import flagsaver
 from dape_jax import cli
 
-mains = {}
-for word in sys.argv[1:]:
-  script, _, module = word.partition("=")
-  mains[script] = importlib.import_module(module).main
+script, module = sys.argv[1:]
+main = importlib.import_module(module).main
 for line in sys.stdin:
-  argv = json.loads(line)
   out, err = io.StringIO(), io.StringIO()
+  sys.argv = [script, *json.loads(line)]
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
     try:
       with flagsaver.flagsaver():
-        cli.run(mains[argv[0]], argv)
+        cli.run(main)
     except SystemExit as exit_:
       status = exit_.code or 0
   reply = json.dumps([status, out.getvalue(), err.getvalue()])
@@ -35,25 +34,28 @@ for line in sys.stdin:
 
 
 @contextlib.contextmanager
-def command_process(**modules):
-  """Yields a function: script, flags -> status, stdout, stderr.
+def command_process(script, module, environment=None):
+  """Yields a function: flags -> exit status, stdout and stderr.
 
   Args:
-    **modules: script -> the module whose `main` it calls.
+    script: name of the command in its error messages.
+    module: imported module with the function `main`.
+    environment: changes to the environment.
   """
   path = os.pathsep.join([str(_ROOT), *sys.path])
   with subprocess.Popen(
-      [sys.executable, "-c", _DRIVER]
-      + [f"{script}={module}" for script, module in modules.items()],
+      [sys.executable, "-c", _DRIVER, script, module],
       cwd=_ROOT,
-      env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
+      env=os.environ
+      | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+      | (environment or {}),
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       text=True,
   ) as process:
 
-    def call(script, *flags):
-      process.stdin.write(json.dumps([script, *flags]) + "\n")
+    def call(*flags):
+      process.stdin.write(json.dumps(flags) + "\n")
       process.stdin.flush()
       return tuple(json.loads(process.stdout.readline()))
 

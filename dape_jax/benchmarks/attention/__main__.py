@@ -1,17 +1,17 @@
-r"""Measures attention: time and memory here, or what the TPU compiler says.
+r"""Measures attention: time and memory here, or the TPU compiler's estimates.
 
-Forward, and forward and backward with the gradients of queries, keys, values and
-all parameters of the encoding; batch x length x heads x head dim. "materialised"
-is the formulation of DAPE's released code in JAX, with the whole score matrix;
---torch measures it in PyTorch too (CPU, all cores for both).
+The passes are forward, and forward and backward with the gradients of queries, keys,
+values and all parameters of the encoding. "materialised" is the formulation of DAPE's
+released code in JAX, with the full score matrix; --torch also measures it in PyTorch
+(on the CPU, with all cores for both).
 
   python -m dape_jax.benchmarks.attention --lengths=512,1024,2048 --output=bench
   python -m dape_jax.benchmarks.attention --torch --encodings=dape_fire,fire
 
-With --tpu nothing runs: the TPU compiler, which needs no TPU (pip install
-libtpu), compiles for the chips named and tells memory, whether it fits, and the
-cycles of a (query, key) pair, beside the bound of the matrix units and JAX's
-splash attention. The cycles do not count waiting for memory.
+With --tpu nothing runs: the TPU compiler (pip install libtpu; no TPU is needed)
+compiles for the given chips and reports memory, whether it fits, and cycles per
+(query, key) pair, along with the bound of the matrix units and JAX's splash
+attention. The cycles exclude waiting for memory.
 
   python -m dape_jax.benchmarks.attention --tpu=v5e,v5p,v6e --lengths=8192
 """
@@ -32,13 +32,15 @@ from dape_jax.errors import ConfigError, did_you_mean
 _IMPLEMENTATIONS = flags.DEFINE_list(
     "implementations",
     None,
-    "Of materialised, reference, chunked, pallas_tpu and, with --tpu, splash."
+    "materialised, reference, chunked, pallas_tpu and, with --tpu, splash."
     " Default: materialised, chunked; with --tpu also pallas_tpu, splash.",
 )
 _ENCODINGS = flags.DEFINE_list(
-    "encodings", ["dape_kerple_log", "kerple_log"], "Names of the registry."
+    "encodings", ["dape_kerple_log", "kerple_log"], "Registered names."
 )
-_LENGTHS = flags.DEFINE_list("lengths", ["512", "1024"], "Queries and keys.")
+_LENGTHS = flags.DEFINE_list(
+    "lengths", ["512", "1024"], "Numbers of queries and keys."
+)
 _PASSES = flags.DEFINE_list(
     "pass",
     ["forward", "both"],
@@ -51,19 +53,19 @@ _DTYPE = flags.DEFINE_enum(
     "dtype",
     None,
     ["float32", "bfloat16"],
-    "Of queries, keys and values. Default: float32; with --tpu bfloat16.",
+    "Dtype of queries, keys and values. Default: float32; with --tpu bfloat16.",
 )
 _REPEATS = cli.define_whole_number(
     "repeats", 5, "Timed rounds after a warm-up.", 1
 )
 _TORCH = flags.DEFINE_bool(
-    "torch", False, "Measure PyTorch too: pip install 'dape_jax[bench]'."
+    "torch", False, "Also measure PyTorch: pip install 'dape_jax[bench]'."
 )
 _TPU = flags.DEFINE_list(
     "tpu", None, f"Compile for chips of {', '.join(tpu.CHIPS)} instead."
 )
 _OUTPUT = flags.DEFINE_string(
-    "output", None, "Write PREFIX.json and PREFIX.md too."
+    "output", None, "Prefix: also write PREFIX.json and PREFIX.md."
 )
 
 _KNOWN = ["materialised", "reference", "chunked", "pallas_tpu"]
@@ -81,10 +83,10 @@ def main(argv: Sequence[str]) -> None:
   _check("implementations", implementations, known)
   _check("pass", _PASSES.value, ["forward", "both"])
   if chips and _TORCH.value:
-    raise ConfigError("--torch: PyTorch does not run on a TPU; leave it out.")
+    raise ConfigError("--torch: PyTorch does not run on a TPU; omit it.")
   if _OUTPUT.value and not pathlib.Path(_OUTPUT.value).parent.is_dir():
     raise ConfigError(f"--output={_OUTPUT.value}: its folder does not exist.")
-  # JAX takes seconds to start; a wrong flag is told at once.
+  # Imported late: JAX takes seconds to start, and invalid flags fail at once.
   from dape_jax import encodings
 
   _check("encodings", _ENCODINGS.value, encodings.names())
@@ -117,8 +119,10 @@ def main(argv: Sequence[str]) -> None:
       raise ConfigError(
           "--torch runs PyTorch on the CPU; set JAX_PLATFORMS=cpu for both."
       )
+    if _TORCH.value:  # The baseline's memory decides whether PyTorch can run.
+      implementations = list(dict.fromkeys(["materialised", *implementations]))
     rows = run.measure(
-        implementations=_with_baseline(implementations),
+        implementations=implementations,
         repeats=_REPEATS.value,
         with_torch=_TORCH.value,
         **request,
@@ -150,13 +154,6 @@ def _check(flag: str, words: Sequence[str], valid: Sequence[str]) -> None:
       raise ConfigError(
           f'--{flag}: unknown "{word}".{did_you_mean(word, valid)}'
       )
-
-
-def _with_baseline(implementations: list[str]) -> list[str]:
-  """Returns them with "materialised", whose memory tells if PyTorch can run."""
-  if _TORCH.value:
-    return list(dict.fromkeys(["materialised", *implementations]))
-  return implementations
 
 
 def _bounds(chips: Iterable[str], names: Iterable[str]) -> list[dict[str, Any]]:

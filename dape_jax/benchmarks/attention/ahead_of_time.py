@@ -1,7 +1,7 @@
-"""Compiles attention for TPUs that are not there, and prints a row for each case.
+"""Compiles attention for TPUs, without one, and prints a row for each case.
 
-A process of its own, which `tpu.measure` starts: its one argument is the JSON of
-`rows`' keyword arguments, each line of its output the JSON of a row.
+`tpu.measure` runs this module in a separate process. Its only argument is the
+keyword arguments of `rows` as JSON; it prints each row as a line of JSON.
 """
 
 import itertools
@@ -37,25 +37,25 @@ def rows(
     dtype: str,
     dump: str,
 ) -> Iterator[dict[str, Any]]:
-  """Yields what the compiler says of each case.
+  """Yields the compiler's estimates for each case.
 
   Args:
-    chip: of CHIPS.
-    implementation: see `run.measure`, or "splash": JAX's own splash attention,
-      which takes no encoding and is compiled with "nope" instead.
+    chip: key of CHIPS.
+    implementation: see `run.measure`; or "splash", JAX's own splash attention,
+      which takes no encoding and is compiled once, as "nope".
     encoding_names, lengths, passes, shape, dtype: see `run.measure`.
-    dump: the folder that libtpu writes schedules to.
+    dump: folder to which libtpu writes schedules.
 
   Yields:
     chip, encoding, length, pass, implementation; then "skipped", a reason, or
     temp_bytes (in HBM), hbm_bytes (with arguments and results), flops and
-    bytes_accessed (as the compiler counts them: a turn of a loop once, kernels
-    as they declare), and "cycles", see `_cycles`.
+    bytes_accessed (as the compiler counts them: loop bodies once, kernels by their
+    cost estimate), and "cycles", see `_cycles`.
   """
   topology = topologies.get_topology_desc(CHIPS[chip][0], platform="tpu")
   mesh = jax.sharding.Mesh(np.array(topology.devices[:1]), ("device",))
   sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-  there = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+  on_chip = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
   batch, heads, head_dim = shape
   if implementation == SPLASH:
     attend, encoding_names = splash_attention, ["nope"]
@@ -68,7 +68,7 @@ def rows(
     positions = jax.ShapeDtypeStruct((length,), jnp.int32)
     arrays = [params, qkv, qkv, qkv, positions, qkv]
     backward = which == "both"
-    arguments = jax.tree.map(there, arrays if backward else arrays[:-1])
+    arguments = jax.tree.map(on_chip, arrays if backward else arrays[:-1])
     function = materialised.program(encoding, attend, backward=backward)
     with jax.set_mesh(mesh):
       report = _compiled(function, arguments, pathlib.Path(dump))
@@ -87,12 +87,12 @@ def _compiled(function: Callable, arguments, dump: pathlib.Path):
   try:
     traced = jax.jit(function).trace(*arguments)
     compiled = traced.lower().compile()
-  except Exception as e:  # One case that fails must not cost all the others.
+  except Exception as e:  # A failing case must not end the others.
     sizes = tpu_compiler.needed_and_available(e)
     if sizes is None:
       return {"skipped": run.short_reason(e)}
-    needed, there = sizes
-    return {"skipped": f"does not fit: {needed} of {there} of HBM"}
+    needed, available = sizes
+    return {"skipped": f"does not fit: {needed} of {available} of HBM"}
   memory = compiled.memory_analysis()
   costs = compiled.cost_analysis() or {}
   sizes = (
@@ -118,14 +118,14 @@ def _compiled(function: Callable, arguments, dump: pathlib.Path):
 
 
 def _cycles(kernels, xla, dump, batch: int, length: int):
-  """Returns cycles of a (query, key) pair, a list of dicts, one for each part.
+  """Returns cycles per (query, key) pair, a list of dicts, one for each part.
 
-  "of" is a kernel's name, "a turn of XLA's loop" (counted over the pairs of one
-  tile) or "XLA" (all other operations, over all B T S pairs, seen or not).
-  "full" and "masked" are cycles of a pair in a tile in which all pairs are
-  visible and in any other; "masked" is None where all tiles are treated alike.
-  Of a kernel also "bundles", those of its tiles, and "step_bundles", those of the
-  rest of a grid step. Empty where this libtpu says nothing that is understood.
+  "of" is a kernel's name, "a turn of XLA's loop" (per pair of one tile) or "XLA" (all
+  other operations, per pair of all B T S, visible or not).
+  "full" and "masked" are cycles per pair in tiles without and with masked pairs;
+  "masked" is None if all tiles run the same code. Kernels also have "bundles", those
+  of their tiles, and "step_bundles", those of the rest of a grid step. The list is
+  empty if this libtpu reports nothing in a known format.
   """
   all_pairs = batch * length * length
   parts = []
@@ -145,7 +145,7 @@ def _cycles(kernels, xla, dump, batch: int, length: int):
     )
   if xla is None:
     return parts
-  # The only loops over tiles are those of "chunked".
+  # Only "chunked" has loops over tiles.
   q_limit, kv_limit = tiling.default_blocks(batch)
   q_block = tiling.even_block(length, q_limit)
   kv_block = tiling.even_block(length, kv_limit)
@@ -161,10 +161,10 @@ def _cycles(kernels, xla, dump, batch: int, length: int):
 
 
 def splash_attention(query, key, value, score_mod, positions):
-  """Returns JAX's splash attention of causal queries, [B, T, N, H].
+  """Computes JAX's causal splash attention, [B, T, N, H].
 
-  Blocks of 512 queries and 2048 keys, 512 of them at a time, and one kernel for
-  the whole backward pass take the fewest cycles of those tried.
+  Blocks of 512 queries and 2048 keys, processed 512 at a time, and a fused backward
+  kernel take the fewest cycles of those tried.
   """
   from jax.experimental.pallas.ops.tpu.splash_attention import (
       splash_attention_kernel as splash,

@@ -1,9 +1,9 @@
-"""The programs that the benchmark measures, and the baseline they stand beside.
+"""The programs that the benchmark measures, and their baseline.
 
-The baseline is attention as the released PyTorch code of DAPE and DAPE V2 has
-it: the whole score matrix, a concatenation with the bias, the network over
-heads, a softmax, and automatic differentiation, which keeps all of them.
-`pytorch` has the same in PyTorch.
+The baseline is attention as in the released PyTorch code of DAPE and DAPE V2: the
+full score matrix, its concatenation with the bias, the network over heads, a softmax,
+and automatic differentiation, which keeps all of them. `pytorch` has the same in
+PyTorch.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,7 @@ from dape_jax.attention.api import attention
 from dape_jax.encodings.base import PositionalEncoding
 from dape_jax.encodings.dape import NEGATIVE_SLOPE, DapeTile
 from dape_jax.encodings.dape_v2 import DapeV2Tile
-from dape_jax.encodings.tile import (
-    AdditiveBias,
-    ScoreMod,
-    Tile,
-)
+from dape_jax.encodings.tile import AdditiveBias, ScoreMod, Tile
 from dape_jax.errors import ConfigError
 
 MATERIALISED = "materialised"
@@ -30,7 +26,7 @@ def init_params(encoding: PositionalEncoding, seed: int = 0) -> dict[str, Any]:
   """Returns the parameters of an encoding, {} if it has none.
 
   Raises:
-    ConfigError: the encoding looks at tokens, of which there are none here.
+    ConfigError: the encoding needs token embeddings, which the benchmark lacks.
   """
   x, heads = jnp.ones((1, 1, 8)), jnp.ones((1, 1, encoding.num_heads, 8))
   features, variables = encoding.init_with_output(
@@ -38,8 +34,8 @@ def init_params(encoding: PositionalEncoding, seed: int = 0) -> dict[str, Any]:
   )
   if jax.tree.leaves(features) or encoding.is_absolute:
     raise ConfigError(
-        f"--encodings: {type(encoding).__name__} looks at the tokens, of which"
-        " the benchmark has only queries, keys and values."
+        f"--encodings: {type(encoding).__name__} needs token embeddings; the"
+        " benchmark has only queries, keys and values."
     )
   return dict(variables.get("params", {}))
 
@@ -50,14 +46,17 @@ def program(
     *,
     backward: bool,
 ) -> Callable[..., Any]:
-  """Returns what is measured, a function of arrays to jit.
+  """Returns the function to jit and measure.
 
   Args:
-    encoding: with its rotation of queries and keys, if it has one.
-    attend: (query, key, value, score_mod, positions) to [B, T, N, H].
-    backward: whether it is (params, query, key, value, positions, cotangent) to
-      the output and the gradients of the first four, or the first five to the
-      output.
+    encoding: its rotation of queries and keys, if any, is part of the program.
+    attend: maps (query, key, value, score_mod, positions) to [B, T, N, H].
+    backward: whether to return the gradients too.
+
+  Returns:
+    A function from (params, query, key, value, positions) to the output; with
+    backward, from these and the cotangent to the output and the gradients of params,
+    query, key and value.
   """
 
   def forward(params, query, key, value, positions):
@@ -78,7 +77,7 @@ def program(
 
 
 def implementation(name: str) -> Callable[..., jax.Array]:
-  """Returns `attend` of a name: "materialised", or one of `attention`'s."""
+  """Returns `attend` for "materialised" or an implementation of `attention`."""
   if name == MATERIALISED:
     return materialised_attention
 
@@ -103,7 +102,7 @@ def materialised_attention(
     score_mod: ScoreMod | None,
     positions: jax.Array,
 ) -> jax.Array:
-  """Returns causal attention [B, T, N, H] through the whole score matrix.
+  """Computes causal attention [B, T, N, H] with the full score matrix.
 
   Args:
     query, key, value: [B, T, N, H].
@@ -111,7 +110,7 @@ def materialised_attention(
     positions: [T] int32.
 
   Raises:
-    NotImplementedError: another score modifier.
+    NotImplementedError: for other score modifiers.
   """
   dtype = jnp.promote_types(query.dtype, jnp.float32)
   scores_BxNxTxS = query.shape[-1] ** -0.5 * jnp.einsum(
@@ -124,7 +123,7 @@ def materialised_attention(
     if not isinstance(function, AdditiveBias | DapeTile | DapeV2Tile) or (
         isinstance(function, DapeTile) and function.form != "concat_residual"
     ):
-      raise NotImplementedError("not written as a whole matrix here")
+      raise NotImplementedError("not implemented with the full score matrix")
     bias = function.bias(params, tile, dtype)
     bias = None if bias is None else bias[None]
     total = scores_BxNxTxS if bias is None else scores_BxNxTxS + bias

@@ -1,6 +1,6 @@
 """The baseline of `materialised` in PyTorch, on the CPU.
 
-Imports PyTorch, an optional dependency: pip install 'dape_jax[bench]'.
+Requires PyTorch, an optional dependency: pip install 'dape_jax[bench]'.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from dape_jax.encodings.fire import EPSILON, FireTile
 from dape_jax.encodings.kerple import MINIMUM, KerpleLogTile
 from dape_jax.encodings.rope import Rope
 
-_WRITTEN = (AlibiTile, FireTile, KerpleLogTile)
+_BASES = (AlibiTile, FireTile, KerpleLogTile)
 
 
 def torch_program(
@@ -33,21 +33,21 @@ def torch_program(
     *,
     threads: int,
 ) -> Callable[[], list[torch.Tensor]]:
-  """Returns a function that computes what `materialised.program` does.
+  """Returns the PyTorch equivalent of `materialised.program`.
 
   Args:
-    encoding, params: see there; parameters become leaves of autograd.
+    encoding, params: of the encoding; autograd tracks the parameters.
     query, key, value, cotangent: [B, T, N, H]; without a cotangent only the
       output is computed.
     positions: [T] int32.
-    threads: of PyTorch's own pool.
+    threads: size of PyTorch's thread pool.
 
   Returns:
-    A function of nothing to [output, *gradients of query, key, value and of
-    `jax.tree.leaves(params)`].
+    A function without arguments that returns [output, *gradients of query, key,
+    value and `jax.tree.leaves(params)`].
 
   Raises:
-    NotImplementedError: the encoding is not written in PyTorch here.
+    NotImplementedError: the encoding has no PyTorch implementation here.
   """
   score_mod = encoding.apply({"params": params}, method="score_mod")
   function = None if score_mod is None else score_mod.function
@@ -56,8 +56,8 @@ def torch_program(
   is_other_form = getattr(function, "form", "concat_residual") != (
       "concat_residual"
   )
-  if rotates or is_other_form or not isinstance(base, (*_WRITTEN, type(None))):
-    raise NotImplementedError("not written in PyTorch here")
+  if rotates or is_other_form or not isinstance(base, (*_BASES, type(None))):
+    raise NotImplementedError("not implemented in PyTorch here")
   torch.set_num_threads(threads)
 
   def tensor(x):
@@ -66,7 +66,7 @@ def torch_program(
     return out.to(dtype).requires_grad_(cotangent is not None)
 
   qkv = [tensor(x) for x in (query, key, value)]
-  # The score modifier's own tree is what the tile functions are written for.
+  # Tile functions take the score modifier's parameters.
   params = None if score_mod is None else jax.tree.map(tensor, score_mod.params)
   positions = torch.from_numpy(np.array(positions))
   if cotangent is None:
@@ -82,7 +82,7 @@ def torch_program(
 
 
 def _attention(query, key, value, function, params, positions):
-  """Returns causal attention [B, T, N, H]."""
+  """Computes causal attention [B, T, N, H]."""
   q, k, v = (x.transpose(1, 2) for x in (query, key, value))
   scores = (q @ k.transpose(2, 3)).float() * q.shape[-1] ** -0.5
   visible = positions[None, :] <= positions[:, None]

@@ -1,11 +1,13 @@
-"""Tables of what the benchmark found."""
+"""Tables of the benchmark's results."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import tabulate
+
 
 def one_line(row: dict[str, Any]) -> str:
-  """Returns a row as it is told while the benchmark goes on."""
+  """Formats a row as progress output."""
   names = ("chip", "encoding", "length", "pass", "implementation")
   return " ".join([*(str(row[n]) for n in names if n in row), _outcome(row)])
 
@@ -14,16 +16,16 @@ def _outcome(row: dict[str, Any]) -> str:
   if "skipped" in row:
     return row["skipped"]
   if "seconds" in row:
-    return f"{milliseconds(row['seconds'])} ms"
-  return f"{megabytes(row['temp_bytes'])} MB of temporaries"
+    return f"{_milliseconds(row['seconds'])} ms"
+  return f"{_megabytes(row['temp_bytes'])} MB of temporaries"
 
 
-def milliseconds(seconds: float | None) -> str:
+def _milliseconds(seconds: float | None) -> str:
   """Returns seconds as milliseconds with three digits."""
   return "" if seconds is None else _digits(seconds * 1e3)
 
 
-def megabytes(size: int | None) -> str:
+def _megabytes(size: int | None) -> str:
   """Returns bytes as MB (10^6) with three digits."""
   return "" if size is None else _digits(size / 1e6)
 
@@ -33,7 +35,7 @@ def _digits(x: float) -> str:
 
 
 def markdown(results: dict[str, Any]) -> str:
-  """Returns results, see `__main__`, as Markdown: what, where, and tables."""
+  """Formats the results of `__main__` as Markdown."""
   batch, heads, head_dim = results["shape"]
   where = results.get("machine")
   lines = [f"`{results['command']}`", ""]
@@ -44,8 +46,7 @@ def markdown(results: dict[str, Any]) -> str:
   lines += [
       f"{what} {where['device']} ({where['platform']}), {where['cores']} cores,"
       f" load average {load:.1f} at the start, jax {where['jax']}. Medians of"
-      " rounds in which the implementations take turns; ratios are"
-      " materialised / this.",
+      " alternating rounds; ratios are materialised / this.",
       "",
   ]
   return "\n".join(lines + _time_table(results["rows"]))
@@ -70,17 +71,17 @@ def _time_table(rows) -> list[str]:
   body = [
       [
           *(row[n] for n in ("encoding", "length", "pass", "implementation")),
-          milliseconds(row.get("seconds")),
-          milliseconds(row.get("best_seconds")),
+          _milliseconds(row.get("seconds")),
+          _milliseconds(row.get("best_seconds")),
           _ratio(row["times_faster"]),
-          megabytes(row.get("temp_bytes")),
+          _megabytes(row.get("temp_bytes")),
           _ratio(row["times_smaller"]),
-          *([megabytes(row.get("peak_bytes"))] if has_peak else []),
+          *([_megabytes(row.get("peak_bytes"))] if has_peak else []),
           *([row.get("skipped", "")] if has_notes else []),
       ]
       for row in rows
   ]
-  return table(header, body, text_columns=4)
+  return _table(header, body, text_columns=4)
 
 
 def _ratio(x: float | None) -> str:
@@ -94,8 +95,8 @@ def _tpu_tables(results: dict[str, Any]) -> list[str]:
     case = [row[n] for n in names]
     flops, accessed = row.get("flops"), row.get("bytes_accessed")
     numbers = [
-        megabytes(row.get("temp_bytes")),
-        megabytes(row.get("hbm_bytes")),
+        _megabytes(row.get("temp_bytes")),
+        _megabytes(row.get("hbm_bytes")),
         "" if flops is None else _digits(flops / 1e9),
         "" if accessed is None else _digits(accessed / 1e9),
     ]
@@ -117,10 +118,10 @@ def _tpu_tables(results: dict[str, Any]) -> list[str]:
       for b in results["bounds"]
   ]
   return [
-      "HBM of one chip, by the compiler; operations as it counts them, a turn of"
-      " a loop once and kernels only as they declare.",
+      "HBM of one chip, by the compiler; operations as it counts them: loop bodies"
+      " once, kernels by their cost estimate.",
       "",
-      *table(
+      *_table(
           [
               *names,
               "temporaries MB",
@@ -133,48 +134,37 @@ def _tpu_tables(results: dict[str, Any]) -> list[str]:
           text_columns=5,
       ),
       "",
-      "Cycles of a (query, key) pair, static: one bundle is one cycle, waiting"
-      " for memory not counted. Kernels from their final schedule: a tile in which"
-      ' all pairs are visible ("full") and any other ("masked"). XLA\'s operations'
-      " from the compiler's own estimates; \"a turn of XLA's loop\" is over the"
-      ' pairs of one tile, "XLA" is all the rest over all pairs, visible or not.',
+      "Static cycles per (query, key) pair: one bundle is one cycle, excluding"
+      " waits for memory. Kernels, from their final schedule: tiles in which all"
+      ' pairs are visible ("full") and the others ("masked"). XLA\'s operations,'
+      " from the compiler's estimates: \"a turn of XLA's loop\" is per pair of one"
+      ' tile, "XLA" is the rest, per pair, visible or not.',
       "",
-      *table(
+      *_table(
           [*names, "of", "full", "masked", "bundles of tile", "rest of step"],
           cycles,
           text_columns=6,
       ),
       "",
-      "The least that the matrix units need, cycles of a pair:",
+      "Lower bound of the matrix units, cycles per pair:",
       "",
-      *table(
+      *_table(
           ["chip", "encoding", "forward", "backward"], bounds, text_columns=2
       ),
   ]
 
 
-def table(
+def _table(
     header: Sequence[str], rows: Sequence[Sequence[Any]], *, text_columns: int
 ) -> list[str]:
-  """Returns the lines of a Markdown table whose columns also line up as text.
+  """Returns the lines of a Markdown table.
 
   Args:
     header: names of the columns.
-    rows: cells, made strings with `str`.
-    text_columns: so many from the left are text; the others are right-aligned.
+    rows: cells.
+    text_columns: number of left-aligned columns; the others are right-aligned.
   """
-  cells = [list(map(str, header)), *([str(x) for x in row] for row in rows)]
-  widths = [max(map(len, column)) for column in zip(*cells)]
-
-  def line(row):
-    aligned = [
-        cell.ljust(width) if i < text_columns else cell.rjust(width)
-        for i, (cell, width) in enumerate(zip(row, widths))
-    ]
-    return f"| {' | '.join(aligned)} |"
-
-  rule = [
-      "-" * width if i < text_columns else "-" * (width - 1) + ":"
-      for i, width in enumerate(widths)
-  ]
-  return [line(cells[0]), line(rule), *map(line, cells[1:])]
+  align = ["left"] * text_columns + ["right"] * (len(header) - text_columns)
+  return tabulate.tabulate(
+      rows, header, "pipe", colalign=align, disable_numparse=True
+  ).splitlines()

@@ -1,4 +1,4 @@
-"""Times and memory of attention on this machine."""
+"""Measures time and memory of attention on this machine."""
 
 import collections
 import os
@@ -21,7 +21,7 @@ from dape_jax.benchmarks.attention.materialised import (
 from dape_jax.errors import ConfigError
 
 TORCH = "torch"
-_SAFE_SHARE = 0.9  # of the free memory; the rest is for everything else
+_SAFE_SHARE = 0.9  # Of the free memory.
 
 
 def measure(
@@ -37,26 +37,26 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
   """Yields a row for each implementation of each case.
 
-  The implementations of a case are compiled and warmed up first; then they take
-  turns, `repeats` rounds, so that what else the machine does meets all alike.
+  The implementations of a case are first compiled and warmed up. Then they alternate
+  for `repeats` rounds, so that other load on the machine affects all equally.
 
   Args:
-    encoding_names: of the registry.
-    lengths: queries and as many keys.
+    encoding_names: registered names.
+    lengths: numbers of queries and keys.
     passes: "forward" and "both" (forward and backward: gradients of queries,
       keys, values and of all parameters of the encoding).
-    implementations: "materialised" and those of `attention`.
+    implementations: "materialised" or names of `attention`'s implementations.
     shape: batch, heads, head dim.
     dtype: of queries, keys and values.
     repeats: rounds.
-    with_torch: measure the materialised formulation in PyTorch too.
+    with_torch: also measure the materialised formulation in PyTorch.
 
   Yields:
     encoding, length, pass, implementation; then "skipped", a reason, or
-    seconds (median), best_seconds, temp_bytes (the compiler's temporaries;
-    None for PyTorch), peak_bytes (of the device, where it tells and where this
-    program raised it; else None), and times_faster and times_smaller, the
-    quotients of "materialised" and this (None without it).
+    seconds (median), best_seconds, temp_bytes (the compiler's temporaries; None for
+    PyTorch), peak_bytes (of the device; None if it is not reported or this program
+    did not raise it), and times_faster and times_smaller, the ratios of
+    "materialised" to this row (None without it).
   """
   for name in encoding_names:
     encoding = encodings.make(name, num_heads=shape[1])
@@ -99,7 +99,7 @@ def _measure_case(
     function = program(encoding, implementation(name), backward=backward)
     try:
       compiled = jax.jit(function).lower(params, *arrays).compile()
-    except Exception as e:  # One case that fails must not cost all the others.
+    except Exception as e:  # A failing case must not end the others.
       row["skipped"] = short_reason(e)
       continue
     memory = compiled.memory_analysis()
@@ -113,7 +113,7 @@ def _measure_case(
     runs[name] = lambda compiled=compiled: jax.block_until_ready(
         compiled(params, *arrays)
     )
-  # A device only tells its highest use so far: small programs go first.
+  # Devices report their highest use so far, so small programs go first.
   for name in sorted(runs, key=lambda name: rows[name]["temp_bytes"]):
     before = _peak_bytes()
     runs[name]()
@@ -123,10 +123,15 @@ def _measure_case(
   if with_torch:
     rows[TORCH] = row = {"implementation": TORCH, "temp_bytes": None}
     try:
-      # PyTorch keeps what the same formulation in JAX does.
+      # PyTorch needs as much memory as the same formulation in JAX.
       if reason := _does_not_fit(needed):
         raise NotImplementedError(reason)
-      runs[TORCH] = _torch_run(encoding, params, arrays)
+      from dape_jax.benchmarks.attention import pytorch
+
+      threads = num_threads()
+      runs[TORCH] = pytorch.torch_program(
+          encoding, params, *arrays, threads=threads
+      )
       runs[TORCH]()
     except NotImplementedError as e:
       row["skipped"] = short_reason(e)
@@ -151,14 +156,12 @@ def _measure_case(
   return list(rows.values())
 
 
-def _torch_run(encoding, params, arrays):
-  from dape_jax.benchmarks.attention import pytorch
-
-  return pytorch.torch_program(encoding, params, *arrays, threads=num_threads())
-
-
 def require_torch() -> None:
-  """Raises ConfigError if PyTorch is not installed."""
+  """Checks that PyTorch is installed.
+
+  Raises:
+    ConfigError: it is not installed.
+  """
   try:
     import torch  # noqa: F401
   except ImportError as e:
@@ -167,7 +170,7 @@ def require_torch() -> None:
 
 
 def short_reason(error: Exception) -> str:
-  """Returns the beginning of an error's message in one line."""
+  """Returns the start of an error's message, on one line."""
   text = " ".join(str(error).split())
   if not isinstance(error, NotImplementedError):
     text = f"{type(error).__name__}: {text}"
@@ -185,7 +188,7 @@ def _does_not_fit(bytes_needed: int) -> str | None:
 
 
 def _free_bytes() -> int | None:
-  """Returns the memory that the first device can still give, if it tells."""
+  """Returns the free memory of the first device, None if unknown."""
   device = jax.devices()[0]
   if stats := device.memory_stats():
     limit = stats.get("bytes_limit")
@@ -205,14 +208,14 @@ def _peak_bytes() -> int | None:
 
 
 def num_threads() -> int:
-  """Returns how many cores this process may use, as XLA counts them."""
+  """Returns the number of cores this process may use, as XLA counts them."""
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
 
 
 def machine() -> dict[str, Any]:
-  """Returns what the numbers were measured on."""
+  """Describes the machine and JAX version."""
   device = jax.devices()[0]
   name = device.device_kind
   cpu = pathlib.Path("/proc/cpuinfo")

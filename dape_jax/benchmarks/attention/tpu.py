@@ -1,7 +1,7 @@
-"""What the TPU compiler says of attention, without a TPU.
+"""The TPU compiler's estimates for attention, without a TPU.
 
-The compiler reads its settings when JAX starts, so each kind of chip gets a
-process of its own, which is `ahead_of_time`.
+The compiler reads its settings when JAX starts, so each chip and implementation is
+compiled in a separate process, which runs `ahead_of_time`.
 """
 
 import json
@@ -17,12 +17,12 @@ from dape_jax.compiler import tpu as tpu_compiler
 from dape_jax.errors import ConfigError
 
 _COMPILER = "dape_jax.benchmarks.attention.ahead_of_time"
-# XLA's own operations need no dump of schedules, which takes several times as
-# long as compiling them.
+# Without kernels there are no schedules to dump, which takes several times as long
+# as compiling.
 _WITHOUT_KERNELS = ("reference", "materialised", "chunked")
-# Name of a topology, rows that the matrix units of a core take in a cycle (v6e's
-# two take two each), and the side of one. 2 * rows * side^2 * clock is the
-# published peak of a core.
+# Name of a topology, rows that a core's matrix units take per cycle (v6e's two take
+# two each), and the side of a matrix unit. 2 * rows * side^2 * clock is the published
+# peak of a core.
 CHIPS = {
     "v5e": ("v5e:2x2", 4, 128),
     "v5p": ("v5p:2x2x1", 4, 128),
@@ -39,37 +39,40 @@ def mxu_bound(
     bias: bool,
     taps: int = 1,
 ) -> dict[str, float]:
-  """Returns the fewest cycles of a (query, key) pair in the matrix units.
+  """Returns a lower bound on the matrix units' cycles per (query, key) pair.
 
-  A matrix unit of side L takes a row of up to L numbers and multiplies it with
-  the L x L numbers that it holds. So a product [m, k] x [k, n] takes
-  m ceil(k / L) ceil(n / L) rows; a core takes U a cycle. With pairs on the n or
-  k side of every product that makes rows for each L pairs:
+  A matrix unit of side L multiplies a row of up to L numbers by the L x L numbers that
+  it holds. So a product [m, k] x [k, n] takes m ceil(k / L) ceil(n / L) rows, and a
+  core takes U rows per cycle. With the pairs on the n or k side of every product, the
+  number of rows for each L pairs is:
 
       forward                                      rows
         scores q k^T, each head                    N ceil(H / L)
         output w v, each head                      N ceil(H / L)
         network [M, C] x [C, pairs]                M ceil(C / L)
         network [N, M] x [M, pairs]                N' ceil(M / L)
-      backward, scores and network anew and
+      backward, scores and network again and
         d_w = d_out v^T, d_q, d_k, d_v             4 N ceil(H / L)
         d_hidden [M, N] x [N, pairs]               M ceil(N / L)
         d_inputs [C, M] x [M, pairs]               C' ceil(M / L)
         d_kernels [M, pairs] x [pairs, C], [N, pairs] x [pairs, M]
                                                    M ceil(C / L) + N' ceil(M / L)
 
-  and rows / (L U) cycles a pair. C = 2 N inputs (N without a bias) and N' and C'
-  are N and C rounded up to the 16 rows of a bfloat16 register. H = 64, N = 12,
-  M = 32 on v5e: (24 + 32 + 16) / 512 = 0.141 forward, 0.430 backward. A network
-  that reads several keys contracts as many times more numbers. A schedule, in
-  which no instruction waits for a busy unit, can lie an eighth below.
+  and a pair takes rows / (L U) cycles. There are C = 2 N inputs (N without a bias);
+  N' and C' are N and C rounded up to the 16 rows of a bfloat16 register. H = 64,
+  N = 12, M = 32 on v5e: (24 + 32 + 16) / 512 = 0.141 forward, 0.430 backward. A
+  network over several keys contracts that many times more numbers. A schedule, in
+  which no instruction waits for a busy unit, can be an eighth below the bound.
 
   Args:
-    chip: of CHIPS.
+    chip: key of CHIPS.
     heads, head_dim: N and H.
     width: M, or None for an encoding without a score network.
-    bias: whether the network reads a bias too.
-    taps: keys that each layer of the network reads.
+    bias: whether the network also takes a bias.
+    taps: kernel size of each layer of the network, in keys.
+
+  Returns:
+    Cycles per pair of the passes "forward" and "backward".
   """
   _, units, side = CHIPS[chip]
   blocks = lambda n: -(-n // side)
@@ -95,12 +98,12 @@ def measure(
   """Yields the rows of `ahead_of_time.rows` for each chip and implementation.
 
   Args:
-    chips: names of CHIPS.
+    chips: keys of CHIPS.
     implementations: see `ahead_of_time.rows`.
-    request: its other keyword arguments, but for "chip" and "dump".
+    request: its other keyword arguments, except "chip" and "dump".
 
   Raises:
-    ConfigError: the compiler is not installed, or its process died.
+    ConfigError: the compiler is not installed, or its process failed.
   """
   tpu_compiler.check_installed("--tpu")
   for chip in chips:
@@ -136,6 +139,6 @@ def _compiler_process(call: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if process.returncode:
       last = log.read_text(errors="replace").strip().rpartition("\n")[2]
       raise ConfigError(
-          f"the TPU compiler's process ended with status {process.returncode}"
+          f"the TPU compiler's process exited with status {process.returncode}"
           f" at {call}: {last}"
       )
