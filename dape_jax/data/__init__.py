@@ -8,8 +8,8 @@ batch = batches[0]  # any step, in any order
 """
 
 from dape_jax.data.batches import TrainBatches
-from dape_jax.data.corpus import Corpus, Split, open_corpus, open_folder
-from dape_jax.data.documents import Document
+from dape_jax.data.corpus import Corpus, Split, open_folder
+from dape_jax.data.documents import Document, open_corpus
 from dape_jax.data.loading import load_corpora, load_corpus, load_tokenizer
 from dape_jax.data.task_batches import TaskBatches
 from dape_jax.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer

@@ -1,4 +1,4 @@
-"""Training batches addressed by step, so that resuming needs one integer."""
+"""Training batches indexed by step, so a run resumes from one integer."""
 
 import abc
 import itertools
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dape_jax.data.windows import Windows
-from dape_jax.errors import ConfigError
+from dape_jax.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
   from dape_jax.data.corpus import Split
 
+PACKINGS = ("segments", "plain")
 _STATE_FIELDS = {
     "seed": "config.seed",
     "batch_size": "config.train.batch_size",
@@ -29,20 +29,19 @@ _STATE_FIELDS = {
 class Batches(abc.ABC):
   """An endless sequence of batches, each row a pure function of (seed, step, row).
 
-  Whoever needs some rows of a batch asks for those, so a run continues with the
-  same batches on any number of devices and processes.
+  Each process requests only its own rows, so a run resumes with the same batches
+  on any number of devices and processes.
 
   Attributes:
-    batch_size: rows B of a batch.
-    row_length: tokens T of a row.
+    batch_size: B, rows per batch.
+    row_length: T, tokens per row.
   """
 
   def __init__(self, state: Mapping[str, Any], row_length: int):
-    """Initialises.
+    """Initializes.
 
     Args:
-      state: what determines the batches, of what JSON has: "batch_size", rows
-        per step, and more.
+      state: JSON values that determine the batches, among them "batch_size".
       row_length: T.
 
     Raises:
@@ -57,15 +56,15 @@ class Batches(abc.ABC):
       )
 
   def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-    """Returns all rows of the batch of a step, see `rows`."""
+    """Returns the complete batch of a step; see `rows`."""
     return self.rows(step, range(self.batch_size))
 
   def rows(self, step: int, rows: Sequence[int]) -> dict[str, np.ndarray]:
     """Returns rows of the batch of an optimizer step.
 
     Args:
-      step: counted from 0, without an end.
-      rows: which ones, of 0..batch_size - 1.
+      step: optimizer step, from 0 and unbounded.
+      rows: indices in 0..batch_size - 1.
 
     Returns:
       Arrays [rows, T]: inputs, targets, segment_ids (from 1; 0 is padding),
@@ -77,17 +76,17 @@ class Batches(abc.ABC):
 
   @abc.abstractmethod
   def _rows(self, step: int, rows: Sequence[int]) -> dict[str, np.ndarray]:
-    """Returns what `rows` does."""
+    """Implements `rows`."""
 
   def data_state(self, step: int) -> dict[str, Any]:
-    """Returns what a checkpoint at `step` must keep, JSON-serialisable."""
+    """Returns the JSON-serializable state to checkpoint at `step`."""
     return {"step": int(step), **self._state}
 
   def check_state(self, state: Mapping[str, Any]) -> None:
     """Checks that these batches continue those of a checkpoint.
 
     Args:
-      state: what `data_state` returned then. Its step may be any.
+      state: result of `data_state` at any step.
 
     Raises:
       ConfigError: the data differ; names the first field that does.
@@ -95,32 +94,112 @@ class Batches(abc.ABC):
     for name, value in self._state.items():
       if name not in state:
         raise ConfigError(
-            f"The checkpoint's data state has no {name!r}; it cannot be"
-            " continued: start in a new workdir."
+            f"The checkpoint's data state has no {name!r}, so the run cannot"
+            " resume: start in a new workdir."
         )
       if state[name] != value:
         fix = (
-            "give the corpus that it was trained on (a built-in one has other"
-            " text with other versions of its packages), or start in a new"
-            " workdir."
+            "use the corpus it was trained on (the text of a built-in corpus"
+            " depends on package versions), or start in a new workdir."
             if name == "fingerprint"
             else "set it back, or start in a new workdir."
         )
         raise ConfigError(
             f"{_STATE_FIELDS[name]} is {value!r} but {state[name]!r} in the"
-            f" checkpoint, whose data it therefore cannot continue: {fix}"
+            f" checkpoint, so the run cannot resume: {fix}"
         )
 
 
-class TrainBatches(Batches):
-  """Batches of text, see `Batches`.
+class Windows:
+  """Random access to the windows of a split.
 
-  The windows of a split are shuffled anew every epoch; a batch may end one epoch
-  and begin the next. Rows of several splits are mixed in the proportion of the
-  weights, as evenly as can be, each split in its own order and epochs.
+  Window i is tokens i*length to (i+1)*length, inclusive: inputs are all but the
+  last, targets all but the first. So every token of the split is a target once,
+  except the first token and fewer than `length` tokens after the last complete
+  window.
+  """
+
+  def __init__(self, split: "Split", length: int, packing: str):
+    """Checks that the split has at least one window.
+
+    Args:
+      split: tokens and document starts.
+      length: T, inputs per window.
+      packing: "segments": each document is its own segment with positions from
+        0, and targets that begin a document have no loss.
+        "plain": the window is one segment and every target counts.
+
+    Raises:
+      ConfigError: packing is unknown, length is below 1, or the split is too
+        short.
+    """
+    if packing not in PACKINGS:
+      raise ConfigError(
+          f"config.data.packing={packing!r} is unknown."
+          f"{did_you_mean(packing, PACKINGS)}"
+      )
+    if length < 1:
+      raise ConfigError(f"config.data.length={length}: must be greater than 0.")
+    self._split = split
+    self._length = length
+    self._packing = packing
+    if len(self) < 1:
+      raise ConfigError(
+          f"config.data.length={length}: the {split.split_name} split has only"
+          f" {split.tokens.size} tokens but one window needs {length + 1};"
+          " choose a smaller length."
+      )
+
+  def __len__(self) -> int:
+    return max(0, (self._split.tokens.size - 1) // self._length)
+
+  def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+    """Returns one window as arrays [T]; see `rows`."""
+    return {name: values[0] for name, values in self.rows([index]).items()}
+
+  def rows(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    """Returns inputs, targets, segment_ids, positions and loss_weights.
+
+    Positions count the context visible to the model, so a document cut by the
+    beginning of a window restarts at 0.
+
+    Args:
+      indices: window indices.
+
+    Returns:
+      Arrays [rows, T], int32 and loss_weights float32.
+    """
+    length = self._length
+    begins = [int(index) * length for index in indices]
+    tokens = self._split.tokens.rows(begins, length + 1).astype(np.int32)
+    is_start = np.zeros(tokens.shape, np.int32)
+    if self._packing == "segments":
+      starts = self._split.starts
+      # A row begins with a segment anyway.
+      firsts = np.searchsorted(starts, begins, side="right")
+      lasts = np.searchsorted(starts, np.add(begins, length), side="right")
+      for row, begin, first, last in zip(is_start, begins, firsts, lasts):
+        row[starts[first:last] - begin] = 1
+    steps = np.arange(length, dtype=np.int32)
+    starts_at = np.where(is_start[:, :-1], steps, 0)
+    return {
+        "inputs": tokens[:, :-1],
+        "targets": tokens[:, 1:],
+        "segment_ids": 1 + np.cumsum(is_start[:, :-1], axis=1, dtype=np.int32),
+        "positions": steps - np.maximum.accumulate(starts_at, axis=1),
+        "loss_weights": (1 - is_start[:, 1:]).astype(np.float32),
+    }
+
+
+class TrainBatches(Batches):
+  """Batches of text; see `Batches`.
+
+  Windows of a split are reshuffled every epoch; a batch may span two epochs.
+  Several splits are interleaved evenly in the proportion of the weights, each with
+  its own order and epochs.
 
   Attributes:
-    num_windows: rows before any comes again.
+    num_windows: number of rows before any repeats.
   """
 
   def __init__(
@@ -136,12 +215,12 @@ class TrainBatches(Batches):
     """Builds the index; reads no data.
 
     Args:
-      split: of a corpus; or one of each of several corpora.
+      split: split of a corpus, or one split from each of several corpora.
       length: T, tokens per window.
       batch_size: windows per step.
-      seed: of the shuffle, in [0, 2**32).
+      seed: shuffle seed, in [0, 2**32).
       packing: "segments" or "plain" (see `Windows`).
-      weights: of several splits, one each; they need not add up to 1.
+      weights: one weight for each of several splits; need not sum to 1.
 
     Raises:
       ConfigError: a split is shorter than a window, or a number is out of
@@ -164,7 +243,7 @@ class TrainBatches(Batches):
       state["weights"] = list(weights)
     super().__init__(state, length)
     self._windows = [Windows(split, length, packing) for split in splits]
-    # Windows of all splits are counted on, so that an index says its split.
+    # Indices run over the windows of all splits, so they identify the split.
     self._firsts = np.cumsum([0, *map(len, self._windows)])
     indices = [
         grain.MapDataset.range(int(first), int(end))
@@ -193,16 +272,16 @@ class TrainBatches(Batches):
 
 
 def check_weights(weights: Sequence[float], sources: int) -> None:
-  """Checks the weights of a number of sources.
+  """Checks the weights of the sources.
 
   Raises:
-    ConfigError: there are not as many, or one is not positive.
+    ConfigError: the number of weights is wrong, or one is not positive.
   """
   needed = sources if sources > 1 else 0
   if len(weights) != needed:
     raise ConfigError(
-        f"config.data.weights={tuple(weights)}: must be {needed} numbers, one for"
-        " each source where config.data.source has several."
+        f"config.data.weights={tuple(weights)}: must be {needed} numbers, one per"
+        " source if config.data.source has several, else none."
     )
   if not all(math.isfinite(weight) and weight > 0 for weight in weights):
     raise ConfigError(

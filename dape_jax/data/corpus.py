@@ -1,18 +1,16 @@
-"""A prepared corpus: opened at once, read when asked for."""
+"""Prepared corpora: opening reads no tokens."""
 
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from dape_jax.data import documents as documents_lib
 from dape_jax.data import manifest as manifest_lib
-from dape_jax.data import preparation
-from dape_jax.data.documents import SPLITS, Document
-from dape_jax.data.token_stream import TokenStream
+from dape_jax.data.manifest import SPLITS
+from dape_jax.data.shards import TokenStream
 from dape_jax.data.tokenizers import Tokenizer, make_tokenizer
 from dape_jax.data.writer import WORK
 from dape_jax.errors import ConfigError, did_you_mean
@@ -24,12 +22,12 @@ class Split:
 
   Attributes:
     split_name: "train", "validation" or "test".
-    fingerprint: of the whole corpus.
-    tokens: `[begin:end]` is an array of those, uint16 or uint32, and `size` how
-      many there are.
+    fingerprint: that of the corpus.
+    tokens: the stream; `[begin:end]` returns a uint16 or uint32 array, `size` is
+      the number of tokens.
     starts: int64 [num_documents + 1], index of each document's first token;
       the last is the number of tokens.
-    name_of: returns the name of a document by its index.
+    name_of: maps a document's index to its name.
   """
 
   split_name: str
@@ -43,10 +41,10 @@ class Split:
     return len(self.starts) - 1
 
   def name(self, index: int) -> str:
-    """Returns where document `index` is from.
+    """Returns the origin of document `index`.
 
-    Of a built-in corpus its path relative to its package root, of another the
-    file, or "file:line".
+    A path relative to the package root in a built-in corpus, else the file or
+    "file:line".
     """
     return self.name_of(index)
 
@@ -56,11 +54,11 @@ class Corpus:
   """A prepared corpus.
 
   Attributes:
-    fingerprint: identifies the text, its splits and, but for bytes, the
-      tokenizer. Results compare only at equal fingerprints.
-    tokenizer: that made the tokens.
-    folder: where it lies.
-    manifest: what it holds and where that is from (docs/data.md).
+    fingerprint: identifies the text, its splits and, except for bytes, the
+      tokenizer. Only results with equal fingerprints are comparable.
+    tokenizer: the one that produced the tokens.
+    folder: location on disk.
+    manifest: contents and their origins (docs/data.md).
     splits: names of the splits.
   """
 
@@ -71,10 +69,10 @@ class Corpus:
   splits: tuple[str, ...] = SPLITS
 
   def split(self, name: str) -> Split:
-    """Opens a split; reads nothing.
+    """Opens a split without reading its tokens.
 
     Raises:
-      ConfigError: there is none called `name`.
+      ConfigError: no split is called `name`.
     """
     if name not in self.splits:
       raise ConfigError(
@@ -105,23 +103,15 @@ class Corpus:
     )
 
 
-def _data_dir(data_dir: str | os.PathLike[str]) -> pathlib.Path:
-  data_dir = os.fspath(data_dir) or os.environ.get("DAPE_JAX_DATA", "")
-  if "://" in data_dir:
-    raise ConfigError(
-        f"config.data.dir={data_dir!r}: prepared data is memory-mapped and must"
-        " be in a local folder."
-    )
-  return pathlib.Path(data_dir or "~/.cache/dape_jax").expanduser().absolute()
-
-
 def open_folder(folder: str | os.PathLike[str]) -> Corpus:
-  """Returns the corpus of a prepared folder; any number of processes may.
+  """Returns the corpus of a prepared folder.
 
-  Sizes of all files are checked, their contents when they are read.
+  Checks the sizes of all files; contents are checked when they are read. Safe to
+  call from several processes at once.
 
   Raises:
-    ConfigError: it is not there, not finished, damaged or of another version.
+    ConfigError: the folder is missing, unfinished, damaged or has another
+      version.
   """
   folder = pathlib.Path(folder).expanduser().absolute()
   if not (folder / manifest_lib.MANIFEST).is_file():
@@ -129,11 +119,11 @@ def open_folder(folder: str | os.PathLike[str]) -> Corpus:
     raise ConfigError(
         f"{folder} is "
         + (
-            "not finished: give the command that prepares it again."
+            "not finished: rerun the command that prepares it to resume."
             if unfinished
-            else "no prepared folder: python -m dape_jax.data.prepare"
-            " --output=FOLDER --train=FILES makes one; for eval.py --source=FOLDER"
-            " says where it is now."
+            else "not a prepared folder: create one with python -m"
+            " dape_jax.data.prepare --output=FOLDER --train=FILES; if it has moved,"
+            " pass --source=FOLDER to eval.py."
         )
     )
   manifest = manifest_lib.read_manifest(folder)
@@ -145,38 +135,6 @@ def open_folder(folder: str | os.PathLike[str]) -> Corpus:
   tokenizer = make_tokenizer(location)
   if tokenizer.sha256 != entry["sha256"]:
     raise ConfigError(
-        f"{location} has changed since {folder} was prepared: put it back."
+        f"{location} has changed since {folder} was prepared: restore the original."
     )
   return Corpus(manifest["fingerprint"], tokenizer, folder, manifest)
-
-
-def open_corpus(
-    documents: Iterable[Document],
-    name: str,
-    tokenizer: str = "bytes",
-    data_dir: str | os.PathLike[str] = "",
-) -> Corpus:
-  """Returns the corpus of the given documents, preparing it if need be.
-
-  Any number of processes may call this at once.
-
-  Args:
-    documents: in any order; exact duplicates are dropped.
-    name: letters, digits and underscores; first part of the folder's name.
-    tokenizer: see `make_tokenizer`.
-    data_dir: see `load_corpora`.
-
-  Raises:
-    ConfigError: see `load_corpora`.
-  """
-  made = make_tokenizer(tokenizer)
-  data_dir = _data_dir(data_dir)
-  documents = documents_lib.ordered_unique(documents)
-  manifest = documents_lib.make_manifest(documents)
-  content = documents_lib.fingerprint(manifest)
-  fingerprint = manifest_lib.with_tokenizer(content, made.sha256)
-  version = manifest_lib.VERSION
-  folder = data_dir / f"{name}_{made.name}_{fingerprint}_v{version}"
-  if not folder.exists():
-    preparation.prepare(documents, manifest, content, made, folder)
-  return open_folder(folder)

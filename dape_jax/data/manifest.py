@@ -1,4 +1,4 @@
-"""What a prepared folder holds, how it is checked, and what identifies it."""
+"""The manifest of a prepared folder: contents, checks and fingerprint."""
 
 import hashlib
 import json
@@ -11,11 +11,12 @@ from dape_jax.errors import ConfigError
 
 MANIFEST = "manifest.json"
 FORMAT = "dape_jax.tokens"
-VERSION = 2  # 1 were flat files
+VERSION = 2  # version 1 stored flat files
+SPLITS = ("train", "validation", "test")
 
 
 def write_json(file: pathlib.Path, values: Any) -> None:
-  """Writes JSON so that the file is whole, old or new, whatever happens."""
+  """Writes JSON atomically: the file is always complete, old or new."""
   temporary = file.with_name(f"{file.name}.tmp")
   with temporary.open("w", encoding="utf-8") as stream:
     json.dump(values, stream, indent=1)
@@ -27,7 +28,7 @@ def write_json(file: pathlib.Path, values: Any) -> None:
 def file_sha256(
     file: pathlib.Path, on_bytes: Callable[[int], Any] = lambda size: None
 ) -> str:
-  """Returns the sha256 of a file; `on_bytes` gets the size of what was read."""
+  """Returns the sha256 of a file; `on_bytes` receives the size of each chunk."""
   digest = hashlib.sha256()
   with file.open("rb") as stream:
     while chunk := stream.read(1 << 20):
@@ -37,7 +38,7 @@ def file_sha256(
 
 
 def file_entry(folder: pathlib.Path, name: str) -> dict[str, Any]:
-  """Returns the name, bytes and sha256 of a file below a folder."""
+  """Returns the name, bytes and sha256 of a file in a folder."""
   file = folder / name
   return {
       "file": name,
@@ -47,11 +48,11 @@ def file_entry(folder: pathlib.Path, name: str) -> dict[str, Any]:
 
 
 def with_tokenizer(content: str, tokenizer_sha256: str) -> str:
-  """Returns the fingerprint of a content in the tokens of a tokenizer.
+  """Returns the fingerprint of a text encoded with a tokenizer.
 
   Args:
     content: 16 hex digits.
-    tokenizer_sha256: "" for bytes, which do not change it.
+    tokenizer_sha256: "" for bytes, which leaves the fingerprint unchanged.
   """
   suffix = tokenizer_sha256[:8]
   return f"{content}-{suffix}" if suffix else content
@@ -63,10 +64,10 @@ def is_of_tokenizer(fingerprint: str, tokenizer_sha256: str) -> bool:
 
 
 def content_fingerprint(splits: Mapping[str, Any]) -> str:
-  """Returns 16 hex digits that change with any token or document border.
+  """Returns 16 hex digits that change with any token or document boundary.
 
   Args:
-    splits: of a manifest.
+    splits: those of a manifest.
   """
   contents = {
       name: [shard["content_sha256"] for shard in split["shards"]]
@@ -78,8 +79,8 @@ def content_fingerprint(splits: Mapping[str, Any]) -> str:
 
 def _damaged(folder: pathlib.Path, problem: str) -> ConfigError:
   return ConfigError(
-      f"The prepared folder is damaged: {problem}. Put the file back from a"
-      f" copy, or delete the folder {folder} and prepare it again."
+      f"The prepared folder is damaged: {problem}. Restore the file from a copy,"
+      f" or delete the folder {folder} and prepare it again."
   )
 
 
@@ -87,36 +88,36 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
   """Returns the manifest of a folder.
 
   Raises:
-    ConfigError: it is missing, damaged or of another version.
+    ConfigError: it is missing, damaged or has another version.
   """
   try:
     values = json.loads((folder / MANIFEST).read_text("utf-8"))
   except (OSError, ValueError) as error:
     raise _damaged(folder, f"{MANIFEST} cannot be read ({error})") from error
   if not isinstance(values, dict) or values.get("format") != FORMAT:
-    raise _damaged(folder, f"{MANIFEST} is not of a prepared folder")
+    raise _damaged(folder, f"{MANIFEST} does not belong to a prepared folder")
   if values.get("version") != VERSION:
     raise ConfigError(
-        f"{folder} has version {values.get('version')} of the format, and this"
+        f"{folder} has version {values.get('version')} of the format, but this"
         f" dape_jax reads version {VERSION}: prepare it again, or install the"
-        " version that made it."
+        " release that wrote it."
     )
   return values
 
 
 def _entries(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """Returns file, bytes and sha256 of all files but the manifest."""
+  """Returns file, bytes and sha256 of every file except the manifest."""
   shards = (s for split in manifest["splits"].values() for s in split["shards"])
   return [*manifest["files"], *shards]
 
 
 def check_sizes(folder: pathlib.Path, manifest: Mapping[str, Any]) -> None:
-  """Checks that all files are there with their sizes.
+  """Checks that all files exist with their recorded sizes.
 
-  Not what is in them, which takes as long as reading them: `verify`.
+  Contents are not read; see `verify`.
 
   Raises:
-    ConfigError: one is not.
+    ConfigError: a file is missing or has another size.
   """
   for entry in _entries(manifest):
     try:
@@ -132,7 +133,7 @@ def check_sizes(folder: pathlib.Path, manifest: Mapping[str, Any]) -> None:
 
 
 def total_bytes(manifest: Mapping[str, Any]) -> int:
-  """Returns the bytes of all files but the manifest."""
+  """Returns the total size of all files except the manifest."""
   return sum(entry["bytes"] for entry in _entries(manifest))
 
 
@@ -141,17 +142,17 @@ def verify(
     manifest: Mapping[str, Any],
     on_bytes: Callable[[int], Any],
 ) -> int:
-  """Checks what is in all files.
+  """Checks the contents of all files.
 
   Args:
-    folder, manifest: of a prepared folder.
-    on_bytes: gets the size of each piece that was read.
+    folder, manifest: a prepared folder and its manifest.
+    on_bytes: receives the size of each chunk that was read.
 
   Returns:
-    How many files there are.
+    The number of files.
 
   Raises:
-    ConfigError: one is not as it was written.
+    ConfigError: a file has changed.
   """
   check_sizes(folder, manifest)
   entries = _entries(manifest)

@@ -1,7 +1,7 @@
-"""Text that every installation has: the Python sources of its own packages.
+"""Built-in corpora: the Python sources of the installed packages.
 
-Nothing is downloaded and none of the packages is imported; the files are read
-from where the running Python would find them. Licences of the texts: PSF
+Nothing is downloaded and no package is imported; files are read from where Python
+would import them. Licenses of the texts: PSF
 (standard library), BSD (numpy, scipy) and Apache-2.0 (jax, orbax, flax, optax).
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dape_jax.data.documents import Document
 from dape_jax.errors import ConfigError
 
-_MIN_BYTES = 2048  # shorter files have nothing to say about context length
+_MIN_BYTES = 2048  # shorter files are uninformative about context length
 
 _CODE_PACKAGES = {
     "numpy": "train",
@@ -27,20 +27,20 @@ _CODE_PACKAGES = {
     "scipy": "test",
 }
 
-# Left out: tests, interface code, tables and generated settings.
+# Excludes tests, GUI code, tables and generated settings.
 _EXCLUDED_FOLDERS = frozenset({"test", "tests", "__pycache__"})
 _EXCLUDED_STDLIB = re.compile(
     r"(idlelib|lib2to3|encodings|pydoc_data|_sysconfigdata.*)$"
 )
-# __config__.py is written when a wheel is built and names the compiler, so it
-# would give every platform its own fingerprint.
+# __config__.py is generated when a wheel is built and names the compiler, so the
+# fingerprint would depend on the platform.
 _EXCLUDED_FILES = re.compile(r"(test_.*|.*_test|conftest|__config__)\.py$")
 
 _LEADING_COMMENT = re.compile(rb"\A(?:[ \t\f]*(?:#[^\n]*)?\n)+")
 _LICENCE_WORDS = re.compile(rb"licen[cs]e|copyright|spdx", re.IGNORECASE)
 
-# Modules that implement the same thing; in two splits they would leak. The name
-# of the group decides its split.
+# Groups modules with the same implementation, which would leak between splits.
+# The name of the group determines its split.
 _STDLIB_ALIASES = {
     "decimal": "_pydecimal",
     "io": "_pyio",
@@ -60,7 +60,7 @@ _STDLIB_SALT = 235
 
 
 def strip_licence(text: bytes) -> bytes:
-  """Returns `text` without its leading comment if that is a licence."""
+  """Returns `text` without its leading comment if that is a license."""
   comment = _LEADING_COMMENT.match(text)
   if comment and _LICENCE_WORDS.search(comment.group()):
     return text[comment.end() :]
@@ -68,10 +68,10 @@ def strip_licence(text: bytes) -> bytes:
 
 
 def python_files(root: str | os.PathLike[str]) -> Iterator[tuple[str, bytes]]:
-  """Yields (path relative to `root`, text) of its Python files worth reading.
+  """Yields (path relative to `root`, text) of the Python files in a folder.
 
-  Left out are files below 2 KiB, tests and generated configuration. The leading
-  licence comment is stripped.
+  Skips files below 2 KiB, tests and generated configuration, and strips leading
+  license comments.
   """
   for folder, subfolders, names in os.walk(root):
     subfolders[:] = sorted(set(subfolders) - _EXCLUDED_FOLDERS)
@@ -86,7 +86,7 @@ def python_files(root: str | os.PathLike[str]) -> Iterator[tuple[str, bytes]]:
 
 def _package_documents(package: str, split: str) -> list[Document]:
   spec = importlib.util.find_spec(package)
-  # A namespace package (orbax) may lie in several folders.
+  # A namespace package (orbax) may span several folders.
   roots = (spec and spec.submodule_search_locations) or ()
   documents = [
       Document(f"{package}/{path}", package, split, text)
@@ -109,7 +109,7 @@ def _stdlib_files() -> list[tuple[str, str, bytes]]:
   for path, text in python_files(root):
     module = path.split("/")[0].removesuffix(".py")
     # Folders that cannot be imported (site-packages, lib-dynload,
-    # config-3.11-...) are not the library.
+    # config-3.11-...) are not part of the library.
     if module.isidentifier() and not _EXCLUDED_STDLIB.match(module):
       files.append((module, path, text))
   if not files:
@@ -121,13 +121,13 @@ def _stdlib_files() -> list[tuple[str, str, bytes]]:
 
 
 def code_documents() -> list[Document]:
-  """Returns the code corpus, divided by package.
+  """Returns the code corpus, split by package.
 
   Train: the standard library, numpy, jax and orbax; validation: flax and optax;
   test: scipy.
 
   Raises:
-    ConfigError: a package is not installed as source files; names it.
+    ConfigError: a package is not installed with its source files.
   """
   documents = [
       Document(f"stdlib/{path}", "stdlib", "train", text)
@@ -139,7 +139,7 @@ def code_documents() -> list[Document]:
 
 
 def stdlib_split(group: str) -> str:
-  """Returns the split of a group of the standard library: 15% test, 5% val."""
+  """Returns the split of a standard-library group: 15% test, 5% validation."""
   digest = hashlib.sha256(f"{_STDLIB_SALT}:{group}".encode()).hexdigest()
   bucket = int(digest, 16) % 100
   if bucket < 15:
@@ -148,15 +148,14 @@ def stdlib_split(group: str) -> str:
 
 
 def stdlib_documents() -> list[Document]:
-  """Returns the standard library, divided by top-level module.
+  """Returns the standard library, split by top-level module.
 
-  Modules rather than files, because files of one module repeat each other: on
-  Python 3.11, 2.6% of the test split's 64-byte windows occur in the training
-  split when files are divided and 1.1% when modules are (means over 11 other
-  salts; this salt has 1.4%).
+  Files of one module repeat each other: on Python 3.11, 2.6% of the test split's
+  64-byte windows occur in the training split when splitting by file, and 1.1%
+  when splitting by module (means over 11 other salts; 1.4% for this salt).
 
   Raises:
-    ConfigError: this Python has no source files.
+    ConfigError: Python is installed without source files.
   """
   documents = []
   for module, path, text in _stdlib_files():

@@ -1,16 +1,15 @@
-"""Writing the tokens of a split to shards, in memory that does not grow.
+"""Writes the tokens of a split to shards in bounded memory.
 
-Tokens are appended to a plain file; when it has as many as a shard takes, it
-becomes one. So a shard is a function of the stream of tokens alone, and after
-an interruption the plain files are cut back to where the last `state` left
-them and writing goes on.
+Tokens are appended to a plain file, which becomes a shard once it is full. So
+shards depend on the token stream alone. To resume, the plain files are truncated
+to their sizes at the last `state`.
 """
 
 import os
 import pathlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -18,23 +17,11 @@ from dape_jax.data import manifest as manifest_lib
 from dape_jax.data.shards import BLOCK_SIZE, DATASET, write_shard
 
 
-class Origin(NamedTuple):
-  """Where a document is from.
-
-  Attributes:
-    source: index in the sources.
-    number: of the line, row or example, from 1; 0 is the whole source.
-  """
-
-  source: int
-  number: int
-
-
 class SplitWriter:
-  """Writes the shards of a split, and where its documents begin and are from.
+  """Writes the shards of a split and the starts and origins of its documents.
 
   Attributes:
-    documents, tokens, bytes: so many were added; bytes are of the text.
+    documents, tokens, bytes: totals added so far; bytes count the text.
     shards: entries of the manifest.
   """
 
@@ -48,18 +35,18 @@ class SplitWriter:
       shard_tokens: int,
       state: Mapping[str, Any] | None = None,
   ):
-    """Begins, or goes on from a state.
+    """Starts, or resumes from a state.
 
     Args:
-      folder: gets the shards.
+      folder: output folder of the shards.
       work: folder of the plain files.
-      name: of the split.
-      dtype: of the tokens.
-      shard_tokens: of each shard but the last.
-      state: of `state`, after which any number of documents were added.
+      name: name of the split.
+      dtype: token dtype.
+      shard_tokens: size of every shard except the last.
+      state: result of `state`; documents added later are discarded.
 
     Raises:
-      OSError: the files cannot be written, or are shorter than they were.
+      OSError: the files cannot be written, or have become shorter.
     """
     self._folder, self._work, self._name = folder, work, name
     self._dtype = dtype.newbyteorder("<")
@@ -79,7 +66,7 @@ class SplitWriter:
 
   @property
   def _pending(self) -> int:
-    """Tokens that are not in a shard."""
+    """Returns the number of tokens not yet in a shard."""
     return self.tokens - len(self.shards) * self._shard_tokens
 
   def _file(self, what: str | int) -> pathlib.Path:
@@ -87,11 +74,11 @@ class SplitWriter:
     return self._work / f"{self._name}.{ending}"
 
   def _reopen(self, what: str | int, size: int) -> BinaryIO:
-    """Opens a file to write on behind its first `size` bytes."""
+    """Opens a file for writing, truncated to its first `size` bytes."""
     file = self._file(what)
     stream = file.open("r+b" if file.exists() else "x+b")
     if stream.seek(0, os.SEEK_END) < size:
-      raise OSError(f"{file} is shorter than it was")
+      raise OSError(f"{file} has become shorter")
     stream.truncate(size)
     stream.seek(size)
     return stream
@@ -99,17 +86,17 @@ class SplitWriter:
   def add(
       self,
       ids: Sequence[np.ndarray],
-      origins: Sequence[Origin],
+      origins: Sequence[tuple[int, int]],
       num_bytes: int,
       eos: int,
   ) -> None:
-    """Appends documents, each with its EOS.
+    """Appends documents, each followed by EOS.
 
     Args:
-      ids: tokens of each, at least one document.
-      origins: of each.
-      num_bytes: of their texts.
-      eos: token.
+      ids: tokens of each document, at least one.
+      origins: see `writer.Item`.
+      num_bytes: total size of the texts.
+      eos: id of the EOS token.
     """
     ends = np.cumsum([len(row) + 1 for row in ids], dtype=np.int64)
     stream = np.empty(ends[-1], self._dtype)
@@ -131,7 +118,7 @@ class SplitWriter:
         self._raw = self._reopen(len(self.shards), 0)
 
   def _cut(self) -> None:
-    """Makes a shard of the pending tokens."""
+    """Writes the pending tokens as a shard."""
     self.flush()
     number, size = len(self.shards), self._pending
     begin = number * self._shard_tokens
@@ -148,35 +135,35 @@ class SplitWriter:
             "content_sha256": content,
         }
     )
-    # Kept until the state that lists the shard is.
+    # Kept until a state that lists the shard is saved.
     self._raw.close()
     self._full.append(self._file(number))
 
   def _blocks(self, number: int) -> Iterator[np.ndarray]:
-    # Read, not mapped, which would count as memory in use.
+    # Read rather than mapped: mapped pages count as memory in use.
     with self._file(number).open("rb") as stream:
       while values := stream.read(BLOCK_SIZE * self._dtype.itemsize):
         yield np.frombuffer(values, self._dtype)
 
   def flush(self) -> None:
-    """Brings what was added to the disk."""
+    """Flushes everything added so far to disk."""
     for stream in (self._starts, self._origins, self._raw):
       stream.flush()
       os.fsync(stream.fileno())
 
   def state(self) -> dict[str, Any]:
-    """Returns what to go on from, of what JSON has; `flush` first."""
+    """Returns the JSON state to resume from; call `flush` first."""
     names = ("documents", "tokens", "bytes", "shards")
     return {name: getattr(self, name) for name in names}
 
   def forget(self) -> None:
-    """Removes files that are not needed once the present state is kept."""
+    """Removes files not needed once the current state is saved."""
     for file in self._full:
       file.unlink()
     self._full.clear()
 
   def finish(self) -> list[str]:
-    """Writes the last shard, and returns names of other files that it wrote."""
+    """Writes the last shard; returns the names of the other files written."""
     if self._pending:
       self._cut()
     for stream in (self._starts, self._origins):
@@ -191,7 +178,7 @@ class SplitWriter:
   def _write_npy(
       self, name: str, what: str, dtype: str, shape: tuple, end: bytes = b""
   ) -> None:
-    # Written, not mapped: a full disk under a map kills the process.
+    # Written rather than mapped: a full disk kills a process that maps the file.
     with (
         (self._folder / name).open("wb") as out,
         self._file(what).open("rb") as values,

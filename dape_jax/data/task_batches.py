@@ -1,4 +1,4 @@
-"""Training batches of generated tasks, addressed by step as those of text."""
+"""Training batches of generated tasks, indexed by step."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from dape_jax.errors import ConfigError
 
 
 def padded_rows(examples: Examples, row_length: int) -> dict[str, np.ndarray]:
-  """Returns what a model reads and answers, with rows of `row_length` tokens.
+  """Returns model inputs and targets, padded to `row_length` tokens.
 
   Args:
-    examples: with rows of at most as many.
+    examples: rows of at most `row_length` tokens.
     row_length: T.
 
   Returns:
@@ -35,13 +35,13 @@ def padded_rows(examples: Examples, row_length: int) -> dict[str, np.ndarray]:
 
 
 class TaskBatches(Batches):
-  """Batches of a generated task, see `Batches`.
+  """Batches of a generated task; see `Batches`.
 
-  Lengths are uniform in min_length..length. Rows are padded to those of the
-  longest problems, so that all batches have one shape.
+  Lengths are uniform in min_length..length. Rows are padded to the longest
+  problems, so all batches have the same shape.
 
   Attributes:
-    num_windows: rows before any comes again; there is no end.
+    num_windows: nominal number of rows before any repeats; unlimited.
   """
 
   num_windows = 2**31
@@ -55,19 +55,19 @@ class TaskBatches(Batches):
       seed: int,
       lengths_per_batch: int = 1,
   ):
-    """Draws nothing yet.
+    """Initializes; generates nothing.
 
     Args:
       task: name of the task.
-      length: of the longest problems.
+      length: length of the longest problems.
       batch_size: rows per step.
-      seed: of the problems; other batches than those of any other seed.
-      lengths_per_batch: lengths drawn for a batch, each for an equal part of its
-        rows; a divisor of batch_size.
+      seed: seed of the problems.
+      lengths_per_batch: number of lengths drawn per batch, each for an equal
+        share of its rows; a divisor of batch_size.
 
     Raises:
-      ConfigError: unknown task, or batch_size is not a positive multiple of
-        lengths_per_batch.
+      ConfigError: the task is unknown, or batch_size is not a positive multiple
+        of lengths_per_batch.
     """
     if lengths_per_batch < 1 or batch_size % lengths_per_batch:
       raise ConfigError(

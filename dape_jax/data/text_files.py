@@ -1,7 +1,4 @@
-"""Documents in text files: .txt, .jsonl, .jsonl.gz, .jsonl.zst and .parquet.
-
-Files are read in order and in pieces, whatever their size.
-"""
+"""Streams documents from .txt, .jsonl, .jsonl.gz, .jsonl.zst and .parquet files."""
 
 import glob
 import gzip
@@ -14,18 +11,18 @@ from typing import Any, BinaryIO, NamedTuple
 
 from dape_jax.errors import ConfigError
 
-_ROWS = 256  # of a parquet file, decoded at a time
+_ROWS = 256  # rows of a parquet file decoded at a time
 _ZSTD_BUFFER = 1 << 16
 
 
 class Record(NamedTuple):
-  """What a source has at one place.
+  """One document of a source, or the reason it cannot be read.
 
   Attributes:
-    number: of the line, row or example, from 1; 0 is the whole file.
-    text: of the document, UTF-8; b"" is none.
+    number: of the line, row or example, from 1; 0 for the whole file.
+    text: UTF-8 text of the document; b"" if empty or damaged.
     problem: why there is no text, or "".
-    position: how far the source is read, in its unit; 0 where it is damaged.
+    position: progress through the source, in its unit; 0 if damaged.
   """
 
   number: int
@@ -35,29 +32,29 @@ class Record(NamedTuple):
 
 
 class TextFile:
-  """A file with documents.
+  """A file of documents.
 
   Attributes:
     name: absolute path.
-    size: in `unit`.
+    size: size in `unit`.
     unit: "B".
   """
 
   unit = "B"
 
   def __init__(self, path: pathlib.Path, text_field: str):
-    """Initialises.
+    """Initializes.
 
     Args:
-      path: of a kind in `KINDS`.
-      text_field: of JSON objects and of columns.
+      path: a file with an extension in `KINDS`.
+      text_field: JSON field or column with the text.
     """
     self.name = str(path)
     self.size = path.stat().st_size
     self._path, self._field = path, text_field
 
   def identity(self) -> dict[str, Any]:
-    """Returns what changes when the texts do, of what JSON has."""
+    """Returns JSON values that change whenever the texts do."""
     modified = self._path.stat().st_mtime_ns
     values = {"name": self.name, "bytes": self.size, "modified_ns": modified}
     if not self.name.endswith(".txt"):
@@ -65,24 +62,24 @@ class TextFile:
     return values
 
   def records(self, skip: int) -> Iterator[Record]:
-    """Yields the records behind the first `skip`; ends with what is damaged."""
+    """Yields the records after the first `skip`, up to the first damaged read."""
     read = next(read for end, read in KINDS.items() if self.name.endswith(end))
     yield from read(self._path, self._field, skip)
 
   def where(self, number: int) -> str:
-    """Returns how messages name a record."""
+    """Returns the name of a record in messages."""
     return f"{self.name}:{number}" if number else self.name
 
 
 def _text_of(line: bytes, field: str) -> tuple[bytes, str]:
-  """Returns the text of a line of JSON, or b"" and what is wrong with it."""
+  """Returns the text of a line of JSON and "", or b"" and the problem."""
   if not line.strip():
     return b"", ""
   try:
     values = json.loads(line)
   except RecursionError:
     return b"", "not JSON (it is nested too deeply)"
-  except ValueError as error:  # UnicodeDecodeError too.
+  except ValueError as error:  # includes UnicodeDecodeError
     utf8 = isinstance(error, UnicodeDecodeError)
     return b"", "not UTF-8" if utf8 else f"not JSON ({error})"
   if not isinstance(values, dict):
@@ -93,18 +90,18 @@ def _text_of(line: bytes, field: str) -> tuple[bytes, str]:
 def _checked(text: Any, field: str, names: Sequence[str]) -> tuple[bytes, str]:
   if not isinstance(text, str):
     if field in names:
-      return b"", f"the field {field!r} is {type(text).__name__}, not a text"
+      return b"", f"the field {field!r} is {type(text).__name__}, not text"
     return b"", _no_field("field", field, names)
   try:
     return text.encode(), ""
   except UnicodeEncodeError:
-    return b"", "half of a surrogate pair, which has no UTF-8"
+    return b"", "half of a surrogate pair, which UTF-8 cannot encode"
 
 
 def _no_field(kind: str, field: str, names: Sequence[str]) -> str:
-  """Returns the problem of text without the field or column."""
+  """Returns the problem of a record without the field or column."""
   there = ", ".join(sorted(names)) or "none"
-  return f"no {kind} {field!r}: give --text_field, of {there}"
+  return f"no {kind} {field!r}: set --text_field to one of {there}"
 
 
 def _read_txt(path: pathlib.Path, field: str, skip: int) -> Iterator[Record]:
@@ -122,19 +119,11 @@ def _read_txt(path: pathlib.Path, field: str, skip: int) -> Iterator[Record]:
     yield Record(0, text, "", len(text))
 
 
-def _open_plain(stream: BinaryIO) -> BinaryIO:
-  return stream
-
-
-def _open_gzip(stream: BinaryIO) -> BinaryIO:
-  return gzip.GzipFile(fileobj=stream)
-
-
 def _open_zstd(stream: BinaryIO) -> BinaryIO:
   import pyarrow
 
-  # It tells of a file that is cut off; zstandard's stream_reader does not. What
-  # the buffer has not filled up when it does is lost, so it is not larger.
+  # Unlike zstandard's stream_reader, this detects truncated files. It then loses
+  # the text in a partly filled buffer, so the buffer is small.
   raw = pyarrow.CompressedInputStream(stream, "zstd")
   return io.BufferedReader(raw, _ZSTD_BUFFER)
 
@@ -152,7 +141,7 @@ def _jsonl_reader(
             yield Record(number, text, problem, stream.tell())
           number += 1
     except (OSError, EOFError, zlib.error) as error:
-      yield Record(number, b"", f"damaged or cut off ({error})", 0)
+      yield Record(number, b"", f"damaged or truncated ({error})", 0)
 
   return read
 
@@ -166,7 +155,7 @@ def _read_parquet(
   number = 0
   try:
     size = path.stat().st_size
-    # Else whole row groups are in memory, which may be whole files.
+    # Otherwise whole row groups, possibly whole files, are held in memory.
     settings = dict(pre_buffer=False, buffer_size=1 << 20)
     with parquet.ParquetFile(path, **settings) as file:
       names = file.schema_arrow.names
@@ -186,7 +175,7 @@ def _read_parquet(
               position = size * (group + 1) // file.num_row_groups
               yield Record(number, text, problem, position)
   except (OSError, pyarrow.ArrowException) as error:
-    yield Record(number + 1, b"", f"damaged or cut off ({error})", 0)
+    yield Record(number + 1, b"", f"damaged or truncated ({error})", 0)
 
 
 def _column_text(value: Any, field: str) -> tuple[bytes, str]:
@@ -198,8 +187,8 @@ def _column_text(value: Any, field: str) -> tuple[bytes, str]:
 
 KINDS = {
     ".txt": _read_txt,
-    ".jsonl": _jsonl_reader(_open_plain),
-    ".jsonl.gz": _jsonl_reader(_open_gzip),
+    ".jsonl": _jsonl_reader(lambda stream: stream),
+    ".jsonl.gz": _jsonl_reader(lambda stream: gzip.GzipFile(fileobj=stream)),
     ".jsonl.zst": _jsonl_reader(_open_zstd),
     ".parquet": _read_parquet,
 }
@@ -211,14 +200,14 @@ def _is_visible(file: pathlib.Path, folder: pathlib.Path) -> bool:
 
 
 def find_files(flag: str, patterns: Sequence[str]) -> list[pathlib.Path]:
-  """Returns the files that a flag names, each item's in the order of names.
+  """Returns the files a flag refers to, sorted by name within each pattern.
 
   Args:
-    flag: for messages.
-    patterns: files, folders (all files below but hidden ones) or globs.
+    flag: name used in messages.
+    patterns: files, globs, or folders (all files in them except hidden ones).
 
   Raises:
-    ConfigError: there is none, one is of no known kind, or is there twice.
+    ConfigError: a pattern matches no file, or a file is of an unknown kind.
   """
   kinds = ", ".join(KINDS)
   files = []
@@ -234,12 +223,12 @@ def find_files(flag: str, patterns: Sequence[str]) -> list[pathlib.Path]:
       names = glob.glob(str(path), recursive=True)
       found = [p for p in map(pathlib.Path, names) if p.is_file()]
     if not found:
-      raise ConfigError(f"--{flag}={pattern}: there is no such file.")
+      raise ConfigError(f"--{flag}={pattern}: no such file.")
     files += [p.absolute() for p in sorted(found)]
   for file in files:
     if not file.name.endswith(tuple(KINDS)):
       raise ConfigError(
-          f"--{flag}: {file} is of no kind that can be read ({kinds}); name the"
-          " files by a glob, such as 'DIR/*.jsonl'."
+          f"--{flag}: {file} has an unsupported extension (supported: {kinds});"
+          " select files with a glob, such as 'DIR/*.jsonl'."
       )
   return files

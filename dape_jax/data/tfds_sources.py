@@ -1,14 +1,14 @@
-"""Documents in datasets of tensorflow-datasets, read without TensorFlow."""
+"""Reads documents from tensorflow-datasets datasets without TensorFlow."""
 
 import os
 from collections.abc import Iterator
 from typing import Any
 
-from dape_jax.data.documents import SPLITS
+from dape_jax.data.manifest import SPLITS
 from dape_jax.data.text_files import Record
 from dape_jax.errors import ConfigError, did_you_mean
 
-_EXAMPLES = 256  # read at a time
+_EXAMPLES = 256  # examples read at a time
 
 
 class TfdsSplit:
@@ -23,12 +23,12 @@ class TfdsSplit:
   unit = "examples"
 
   def __init__(self, builder: Any, split: str, text_field: str):
-    """Initialises.
+    """Initializes.
 
     Args:
-      builder: read-only, of array_record files.
+      builder: read-only builder of array_record files.
       split: one of its splits.
-      text_field: the feature that is read.
+      text_field: the text feature.
     """
     self.name = f"{builder.info.full_name} {split}"
     self.size = builder.info.splits[split].num_examples
@@ -36,7 +36,7 @@ class TfdsSplit:
     self._builder, self._split, self._field = builder, split, text_field
 
   def identity(self) -> dict[str, Any]:
-    """Returns what changes when the texts do, of what JSON has."""
+    """Returns JSON values that change whenever the texts do."""
     return {
         "name": self.name,
         "examples": self.size,
@@ -45,7 +45,7 @@ class TfdsSplit:
     }
 
   def records(self, skip: int) -> Iterator[Record]:
-    """Yields the records behind the first `skip`; ends with what is damaged."""
+    """Yields the records after the first `skip`, up to the first damaged read."""
     number = skip + 1
     try:
       source = self._builder.as_data_source(self._split)
@@ -59,12 +59,12 @@ class TfdsSplit:
             text, problem = b"", "not UTF-8"
           yield Record(number, text, problem, number)
           number += 1
-    # array_record raises what it likes.
+    # array_record has no common exception type.
     except (OSError, RuntimeError, ValueError, IndexError) as error:
-      yield Record(number, b"", f"damaged or cut off ({error})", 0)
+      yield Record(number, b"", f"damaged or truncated ({error})", 0)
 
   def where(self, number: int) -> str:
-    """Returns how messages name an example."""
+    """Returns the name of an example in messages."""
     return f"{self.name}:{number}"
 
 
@@ -79,16 +79,17 @@ def _prepare_command(name: str, data_dir: str) -> str:
 def open_dataset(
     name: str, data_dir: str, text_field: str
 ) -> dict[str, TfdsSplit]:
-  """Returns the splits of a prepared dataset that has train.
+  """Returns the splits of a prepared dataset.
 
   Args:
-    name: as of `tfds.builder`, such as "c4/en" or "pg19".
-    data_dir: where it was prepared; "" is the default of tensorflow-datasets.
-    text_field: the feature that is the text.
+    name: dataset name as in `tfds.builder`, such as "c4/en" or "pg19".
+    data_dir: where it was prepared; "" selects the default of
+      tensorflow-datasets.
+    text_field: the text feature.
 
   Raises:
-    ConfigError: it is not prepared there as array_record files, or has no such
-      field or no train split.
+    ConfigError: the dataset is not prepared there as array_record files, or
+      lacks the feature or a train split.
   """
   import tensorflow_datasets as tfds
 
@@ -102,13 +103,12 @@ def open_dataset(
     builder = tfds.core.read_only_builder.builder_from_files(
         name, data_dir=data_dir or None
     )
-  except (
-      Exception
-  ) as error:  # Those of tensorflow-datasets have no common base.
+  # tensorflow-datasets has no common exception type.
+  except Exception as error:
     raise ConfigError(
         f"--tfds={name} is not prepared in"
         f" {data_dir or '~/tensorflow_datasets'}. Preparing most datasets needs"
-        " TensorFlow, once, in any environment: pip install"
+        " TensorFlow once, in any environment: pip install"
         f" 'dape_jax[tfds-prepare]' && {command}"
     ) from error
   file_format = builder.info.file_format
@@ -121,7 +121,7 @@ def open_dataset(
   texts = [n for n, f in features.items() if isinstance(f, tfds.features.Text)]
   if text_field not in texts:
     raise ConfigError(
-        f"--text_field={text_field} is no text of"
+        f"--text_field={text_field} is not a text feature of"
         f" --tfds={name}.{did_you_mean(text_field, texts)}"
     )
   if "train" not in builder.info.splits:

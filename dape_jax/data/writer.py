@@ -1,4 +1,4 @@
-"""Writing a corpus to a prepared folder."""
+"""Writes documents to a prepared folder."""
 
 import pathlib
 import shutil
@@ -6,31 +6,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dape_jax.data import manifest as manifest_lib
-from dape_jax.data.documents import SPLITS
+from dape_jax.data.manifest import SPLITS
 from dape_jax.data.shards import BLOCK_SIZE, SHARD_TOKENS, write_metadata
-from dape_jax.data.split_writer import Origin, SplitWriter
+from dape_jax.data.split_writer import SplitWriter
 from dape_jax.data.tokenizers import Tokenizer
 from dape_jax.errors import ConfigError
 
-WORK = "unfinished"  # below the folder; removed when that is complete
+WORK = "unfinished"  # subfolder; removed once the folder is complete
 
 
 class Item(NamedTuple):
   """A document to write.
 
   Attributes:
-    split: name.
-    text: bytes, not empty.
-    origin: see `Origin`.
+    split: "train", "validation" or "test".
+    text: not empty.
+    origin: index of the source; number of the line, row or example in it, from
+      1, or 0 for the whole source.
   """
 
   split: str
   text: bytes
-  origin: Origin
+  origin: tuple[int, int]
 
 
 class CorpusWriter:
-  """Writes documents in order, and a manifest when there are no more."""
+  """Writes documents in order, then the manifest."""
 
   def __init__(
       self,
@@ -40,14 +41,14 @@ class CorpusWriter:
       shard_tokens: int = SHARD_TOKENS,
       state: Mapping[str, Any] | None = None,
   ):
-    """Begins, or goes on from a state.
+    """Starts, or resumes from a state.
 
     Args:
-      folder: exists; no other process writes to it.
+      folder: existing folder that no other process writes to.
       tokenizer: turns texts into tokens.
-      shard_tokens: of each shard but the last of a split, a multiple of
+      shard_tokens: size of every shard except the last of a split, a multiple of
         BLOCK_SIZE.
-      state: of `state`.
+      state: result of `flush`.
 
     Raises:
       OSError: the folder cannot be written.
@@ -84,17 +85,17 @@ class CorpusWriter:
 
   @property
   def num_shards(self) -> int:
-    """Returns how many shards are complete."""
+    """Returns the number of complete shards."""
     return sum(len(split.shards) for split in self.splits.values())
 
   def flush(self) -> dict[str, Any]:
-    """Brings what was added to the disk; returns the state to go on from."""
+    """Flushes to disk; returns the state to resume from."""
     for split in self.splits.values():
       split.flush()
     return {name: split.state() for name, split in self.splits.items()}
 
   def forget(self) -> None:
-    """Removes files that are not needed once the present state is kept."""
+    """Removes files not needed once the current state is saved."""
     for split in self.splits.values():
       split.forget()
 
@@ -105,14 +106,14 @@ class CorpusWriter:
       fingerprint: str = "",
       settings: Mapping[str, Any] | None = None,
   ) -> None:
-    """Writes what is left and the manifest.
+    """Writes the remaining tokens and the manifest.
 
-    May be interrupted, and done again after the last state.
+    Can be repeated from the last state if interrupted.
 
     Args:
-      sources: entries of the manifest, in the order of the origins.
-      fingerprint: of the texts; "" is that of the tokens.
-      settings: for the manifest.
+      sources: entries of the manifest, indexed by the origins.
+      fingerprint: hash of the texts; "" hashes the tokens.
+      settings: recorded in the manifest.
 
     Raises:
       ConfigError: a split has no documents.
@@ -149,24 +150,24 @@ class CorpusWriter:
     shutil.rmtree(self._work)
 
   def _nothing_in(self, name: str, sources: Sequence[Mapping[str, Any]]) -> str:
-    """Returns why a split has no documents, and what to do."""
+    """Returns why a split has no documents, and the fix."""
     total = sum(split.documents for split in self.splits.values())
     skipped = sum(source["skipped"] for source in sources)
     if not total and skipped:
       return (
-          f"All {skipped:,} documents were damaged. Without --on_error=skip, and"
-          " with another --output, the first of them says how."
+          f"All {skipped:,} documents were damaged. Run without --on_error=skip and"
+          " with another --output to see how the first is damaged."
       )
     if not total:
-      return "There is no text in the files."
+      return "The files contain no text."
     if name == "train":
       return (
-          f"All {total:,} documents were held out and none is left to train: give"
+          f"All {total:,} documents were held out and none is left for train: give"
           " --validation=FILES and --test=FILES, and another --output."
       )
     return (
-        f"None of the {total:,} documents was held out for {name}, and none is"
-        f" divided between splits: give --{name}=FILES, or a larger"
+        f"None of the {total:,} documents was held out for {name}, and documents"
+        f" are not divided between splits: give --{name}=FILES, or a larger"
         f" --{name}_fraction, and another --output."
     )
 

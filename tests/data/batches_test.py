@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dape_jax.data import TrainBatches
-from dape_jax.data.windows import Windows
+from dape_jax.data.batches import Windows
 from dape_jax.errors import ConfigError
 
 _LENGTH = 64

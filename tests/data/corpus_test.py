@@ -9,8 +9,8 @@ import pytest
 import tensorflow_datasets as tfds
 
 from dape_jax import data
+from dape_jax.data import documents as documents_lib
 from dape_jax.data import manifest as manifest_lib
-from dape_jax.data import preparation
 from dape_jax.errors import ConfigError
 
 
@@ -120,7 +120,7 @@ def test_duplicates_are_kept_in_the_earliest_split_only(documents, tmp_path):
 
 def test_documents_must_be_complete(documents, tmp_path):
   for wrong, message in (
-      (documents[:40], "no document in its validation split"),
+      (documents[:40], "validation split of the corpus has no documents"),
       ([*documents, documents[0]], "path 'pkg/00.py'"),
       ([dataclasses.replace(documents[0], split="dev")], "split 'dev'"),
   ):
@@ -150,14 +150,14 @@ def test_processes_may_prepare_at_once(documents, tmp_path):
 def test_a_slower_process_takes_the_result_of_a_faster_one(
     documents, tmp_path, monkeypatch
 ):
-  write = preparation._write
+  write = documents_lib._write
 
   def slow_write(*args):
     write(*args)
-    monkeypatch.setattr(preparation, "_write", write)
+    monkeypatch.setattr(documents_lib, "_write", write)
     data.open_corpus(documents, "synthetic", data_dir=tmp_path)
 
-  monkeypatch.setattr(preparation, "_write", slow_write)
+  monkeypatch.setattr(documents_lib, "_write", slow_write)
   corpus = data.open_corpus(documents, "synthetic", data_dir=tmp_path)
   assert [corpus.folder] == list(tmp_path.iterdir())
 
@@ -181,7 +181,7 @@ def test_what_is_not_complete_is_not_opened(copied, damage, name):
   with pytest.raises(ConfigError) as error:
     data.open_folder(copied.folder)
   message = str(error.value)
-  assert name in message or "no prepared folder" in message
+  assert name in message or "not a prepared folder" in message
   assert str(copied.folder) in message
 
 
@@ -230,7 +230,7 @@ def test_every_slice_is_that_of_an_array(corpus):
       (tokens.size - 1, tokens.size + 5),
   ):
     np.testing.assert_array_equal(tokens[begin:end], array[begin:end])
-  with pytest.raises(ValueError, match="by 2"):
+  with pytest.raises(ValueError, match="step 2"):
     tokens[::2]
 
 

@@ -9,8 +9,8 @@ from dape_jax import data
 from dape_jax.checkpoint import runs
 from dape_jax.config import DataConfig
 from dape_jax.config.dicts import experiment_from_dict, experiment_to_dict
-from dape_jax.data import prepare_run, sources
-from dape_jax.data.prepare_job import Job
+from dape_jax.data import preparation, sources
+from dape_jax.data.preparation import Job
 from dape_jax.data.text_files import TextFile
 from dape_jax.errors import ConfigError
 from dape_jax.training.batches import make_batches
@@ -46,7 +46,7 @@ def _prepare(folder, tokenizer, letter):
     files[-1].write_text(f"def {letter}(): return {split}\n" * 60)
   by_split = {f.stem: [TextFile(f, "text")] for f in files}
   made = data.make_tokenizer(tokenizer)
-  prepare_run.run(Job(folder / "out", made, by_split, held_out={}))
+  preparation.run(Job(folder / "out", made, by_split, held_out={}))
   return str(folder / "out")
 
 
@@ -112,7 +112,7 @@ def test_settings_say_what_is_meant(folders, bpe):
   assert config.weights == (3.0, 1.0)
   for changes, message in (
       ({"source": "cod"}, r'config.data.source=.*"code".*\./NAME'),
-      ({"source": "code,code"}, "there twice"),
+      ({"source": "code,code"}, "given twice"),
       ({"source": mixed}, "config.data.weights.*2 numbers"),
       ({"weights": (1.0,)}, "config.data.weights.*0 numbers"),
       ({"source": mixed, "weights": (1.0, 0.0)}, "greater than 0"),
@@ -120,7 +120,7 @@ def test_settings_say_what_is_meant(folders, bpe):
   ):
     with pytest.raises(ConfigError, match=message):
       DataConfig(**changes)
-  with pytest.raises(ConfigError, match="no prepared folder"):
+  with pytest.raises(ConfigError, match="not a prepared folder"):
     data.load_corpus("./nowhere")
 
 
@@ -155,9 +155,9 @@ def test_runs_are_evaluated_on_their_first_corpus_or_the_one_asked_for(
 def test_a_tokenizer_that_changed_is_refused(folders, bpe, tmp_path):
   fingerprint = data.load_corpus(folders["bpe_a"]).fingerprint
   assert runs.load_tokenizer(_run("code", fingerprint, bpe)).name == "tiny"
-  with pytest.raises(ConfigError, match="put that one back"):
+  with pytest.raises(ConfigError, match="restore that one"):
     runs.load_tokenizer(_run("code", fingerprint, "bytes"))
-  with pytest.raises(ConfigError, match="put that one back"):
+  with pytest.raises(ConfigError, match="restore that one"):
     runs.load_tokenizer(_run("code", "0" * 16, bpe))
 
 

@@ -112,14 +112,14 @@ def test_it_says_what_is_there_and_how_to_train(results):
   folder = results["folder"] / "out"
   assert f"--config.data.source={folder} --config.model.vocab_size=384" in out
   again = results["again"][1]
-  assert "was prepared before" in again
+  assert "was already prepared" in again
   assert again.splitlines()[1:] == out.splitlines()[1:]
   assert (folder / "manifest.json").is_file()
 
 
 def test_verify(results):
   status, out, _ = results["verify"]
-  assert status is None and "all 11 files are as they were written" in out
+  assert status is None and "all 11 files are intact" in out
 
 
 def test_a_folder_in_which_nothing_was_written_takes_another_command(results):
@@ -128,35 +128,36 @@ def test_a_folder_in_which_nothing_was_written_takes_another_command(results):
 
 
 def test_few_documents_are_told_before_they_are_read(results):
-  assert "warning: of 1 documents (a .txt file is one)" in results["none"][2]
+  assert "warning: 1 documents (one per .txt file)" in results["none"][2]
 
 
 def test_skipped_documents_are_told(results):
-  assert (
-      "bad.jsonl: 1 damaged documents left out, 0 empty" in results["skip"][1]
-  )
+  assert "bad.jsonl: 1 damaged documents skipped, 0 empty" in results["skip"][1]
 
 
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("another", "of another command, with held_out"),
-        ("verify_flag", "--train is not for --verify"),
+        ("another", "started by another command, with held_out"),
+        ("verify_flag", "--train does not apply to --verify"),
         ("bad", "bad.jsonl:201: not JSON"),
         ("no_output", "--output=DIR"),
         ("no_train", "--train=FILES or --tfds=NAME"),
         ("twice", "train.jsonl is given twice"),
-        ("fraction", "--test_fraction is of a split that is not given"),
+        ("fraction", "--test_fraction needs a split that is held out"),
         ("tfds_files", "--tfds has its own splits"),
         ("tfds_dir", "--tfds_data_dir needs --tfds"),
         ("tfds", "dape_jax[tfds-prepare]"),
         ("tokenizer", "--tokenizer='byte' is unknown. Did you mean \"bytes\"?"),
-        ("comma", "a comma separates sources"),
-        ("left_over", "'b.jsonl' is left over: put commas between files"),
-        ("field", "of another command, with"),
-        ("new_field", "no field 'title': give --text_field, of text"),
+        ("comma", "no commas"),
+        (
+            "left_over",
+            "unexpected argument 'b.jsonl': separate files with commas",
+        ),
+        ("field", "started by another command, with"),
+        ("new_field", "no field 'title': set --text_field to one of text"),
         ("nothing_held_out", "--test_fraction=0 would leave nothing for test"),
-        ("all_held_out", "leave nothing to train"),
+        ("all_held_out", "leave nothing for train"),
         ("none", "None of the 1 documents was held out for val"),
         ("all_damaged", "All 200 documents were damaged"),
     ],

@@ -10,8 +10,8 @@ import pytest
 import tensorflow_datasets as tfds
 
 from dape_jax import data, locking
-from dape_jax.data import prepare_run, tfds_sources
-from dape_jax.data.prepare_job import Job, held_out_split
+from dape_jax.data import preparation, tfds_sources
+from dape_jax.data.preparation import Job, held_out_split
 from dape_jax.data.shards import BLOCK_SIZE
 from dape_jax.data.text_files import TextFile
 from dape_jax.errors import ConfigError
@@ -74,7 +74,7 @@ def _hashes(folder):
 
 
 def test_every_document_is_in_its_split_under_its_name(files, tmp_path):
-  manifest = prepare_run.run(_job(files, tmp_path / "out"))
+  manifest = preparation.run(_job(files, tmp_path / "out"))
   corpus = data.open_folder(tmp_path / "out")
   expected = {name: {} for name in corpus.splits}
   for i, text in enumerate(_texts(300)):
@@ -95,13 +95,13 @@ def test_every_document_is_in_its_split_under_its_name(files, tmp_path):
 
 
 def test_the_fingerprint_is_of_the_tokens(files, tmp_path):
-  one = prepare_run.run(_job(files, tmp_path / "1"))
+  one = preparation.run(_job(files, tmp_path / "1"))
   moved = [file.rename(file.with_name(f"moved_{file.name}")) for file in files]
   assert (
-      prepare_run.run(_job(moved, tmp_path / "2"))["fingerprint"]
+      preparation.run(_job(moved, tmp_path / "2"))["fingerprint"]
       == one["fingerprint"]
   )
-  other = prepare_run.run(_job(moved[::-1], tmp_path / "3"))
+  other = preparation.run(_job(moved[::-1], tmp_path / "3"))
   assert other["fingerprint"] != one["fingerprint"]
 
 
@@ -110,8 +110,8 @@ def test_the_fingerprint_is_of_the_tokens(files, tmp_path):
 _KILLER = """
 import os, random, sys
 sys.path.insert(0, {tests!r})
-from dape_jax.data import prepare_run
-prepare_run._BATCH_BYTES = 3000
+from dape_jax.data import preparation
+preparation._BATCH_BYTES = 3000
 import pathlib, prepare_test as t
 folder, files = pathlib.Path({out!r}), [pathlib.Path(f) for f in {files!r}]
 
@@ -127,7 +127,7 @@ def attempt(die_at):
       if seen == die_at:
         os._exit(9)
   sys.addaudithook(hook)
-  prepare_run.run(t._job(files, folder))
+  preparation.run(t._job(files, folder))
   os._exit(0)
 
 rng, deaths = random.Random(0), 0
@@ -138,7 +138,7 @@ print(deaths)
 
 
 def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(files, tmp_path):
-  prepare_run.run(_job(files, tmp_path / "whole"))
+  preparation.run(_job(files, tmp_path / "whole"))
   tests = __file__.rpartition("/")[0]
   out = tmp_path / "killed"
   script = _KILLER.format(
@@ -152,17 +152,17 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(files, tmp_path):
 
 
 def test_a_disk_that_is_full_is_told_and_then_it_goes_on(files, tmp_path):
-  prepare_run.run(_job(files, tmp_path / "whole"))
+  preparation.run(_job(files, tmp_path / "whole"))
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
   try:
-    with pytest.raises(ConfigError, match=r"--output.*too large.*goes on"):
-      prepare_run.run(_job(files, tmp_path / "out"))
+    with pytest.raises(ConfigError, match=r"--output.*too large.*resume"):
+      preparation.run(_job(files, tmp_path / "out"))
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
   with pytest.raises(ConfigError, match="not finished"):
     data.open_folder(tmp_path / "out")
-  prepare_run.run(_job(files, tmp_path / "out"))
+  preparation.run(_job(files, tmp_path / "out"))
   assert _hashes(tmp_path / "out") == _hashes(tmp_path / "whole")
 
 
@@ -172,10 +172,10 @@ def test_damage_is_refused_or_skipped_and_counted(files, tmp_path):
   files[1].write_bytes(files[1].read_bytes()[:-20])
   job = _job(files, tmp_path / "out")
   with pytest.raises(ConfigError, match=rf"{files[0]}:152: not JSON"):
-    prepare_run.run(job)
+    preparation.run(job)
   job = _job(files, tmp_path / "out", on_error="skip")
-  gz, txt = prepare_run.run(job)["sources"][1:]
-  jsonl = prepare_run.run(job)["sources"][0]
+  gz, txt = preparation.run(job)["sources"][1:]
+  jsonl = preparation.run(job)["sources"][0]
   assert [jsonl[k] for k in ("documents", "empty", "skipped")] == [151, 1, 1]
   assert gz["skipped"] == 1 and 0 < gz["documents"] < 149
   assert txt["documents"] == 1
@@ -183,8 +183,8 @@ def test_damage_is_refused_or_skipped_and_counted(files, tmp_path):
 
 def test_a_folder_of_another_command_is_refused(files, tmp_path):
   out = tmp_path / "out"
-  first = prepare_run.run(_job(files, out))
-  assert prepare_run.run(_job(files, out)) == first
+  first = preparation.run(_job(files, out))
+  assert preparation.run(_job(files, out)) == first
   for change, message in (
       ({"held_out": {"test": 0.2, "validation": 0.1}}, "held_out"),
       (
@@ -193,30 +193,30 @@ def test_a_folder_of_another_command_is_refused(files, tmp_path):
       ),
   ):
     with pytest.raises(ConfigError, match=message):
-      prepare_run.run(_job(files, out, **change))
+      preparation.run(_job(files, out, **change))
   files[0].write_bytes(files[0].read_bytes() + b"\n")
   with pytest.raises(ConfigError, match=r"a\.jsonl.*not"):
-    prepare_run.run(_job(files, out))
+    preparation.run(_job(files, out))
   with pytest.raises(ConfigError, match="other files in it"):
-    prepare_run.run(_job(files, tmp_path))
+    preparation.run(_job(files, tmp_path))
   lock = tmp_path / "locked" / "unfinished"
   lock.mkdir(parents=True)
   with (
       locking.locked(lock / "lock", ""),
       pytest.raises(ConfigError, match="by another process"),
   ):
-    prepare_run.run(_job(files, tmp_path / "locked"))
+    preparation.run(_job(files, tmp_path / "locked"))
 
 
 def test_splits_that_are_given_and_empty_ones(files, tmp_path):
   texts = [TextFile(file, "text") for file in files]
   given = {"train": texts[:1], "validation": texts[1:2], "test": texts[2:]}
   job = _job(files, tmp_path / "out", sources=given, held_out={})
-  splits = prepare_run.run(job)["splits"]
+  splits = preparation.run(job)["splits"]
   assert [splits[n]["documents"] for n in given] == [150, 149, 1]
   nothing = {"test": 0.0, "validation": 0.1}
   with pytest.raises(ConfigError, match=r"held out for test.*--test=FILES"):
-    prepare_run.run(_job(files, tmp_path / "none", held_out=nothing))
+    preparation.run(_job(files, tmp_path / "none", held_out=nothing))
 
 
 def test_held_out_fractions_and_equal_documents():
@@ -268,7 +268,7 @@ def test_datasets_are_read_with_their_own_splits(novels, tmp_path, no_network):
       sources={name: [split] for name, split in splits.items()},
       held_out={"validation": 0.1},
   )
-  sources = prepare_run.run(job)["sources"]
+  sources = preparation.run(job)["sources"]
   assert [s["documents"] for s in sources] == [300, 300]
   corpus = data.open_folder(tmp_path / "out")
   test = _documents(corpus, "test")

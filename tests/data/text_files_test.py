@@ -68,9 +68,9 @@ def test_going_on_behind_any_record(tmp_path, kind, skip):
         (b'{"x": ' + 100_000 * b"[", "nested too deeply"),
         (
             b'{"txt": "a"}',
-            "no field 'text': give --text_field, of txt",
+            "no field 'text': set --text_field to one of txt",
         ),
-        (b'{"text": 5}', "'text' is int, not a text"),
+        (b'{"text": 5}', "'text' is int, not text"),
         (b'{"text": "a\xff"}', "not UTF-8"),
         (b'{"text": "\\ud800"}', "surrogate"),
     ],
@@ -92,7 +92,7 @@ def test_a_file_that_is_cut_off_is_told(tmp_path, kind, keep):
   data = path.read_bytes()
   path.write_bytes(data[: keep if keep < 0 else int(keep * len(data))])
   *whole, last = _records(path)
-  assert "damaged or cut off" in last.problem
+  assert "damaged or truncated" in last.problem
   assert last.number == len(whole) + 1
   assert [r.text.decode() for r in whole] == _TEXTS[: len(whole)]
 
@@ -109,7 +109,10 @@ def test_texts_that_are_not_utf8_are_told(tmp_path):
 
 def test_a_column_that_is_not_there_is_told(tmp_path):
   (record,) = _records(_write(tmp_path, ".parquet"), field="txt")
-  assert record.problem == "no column 'txt': give --text_field, of other, text"
+  assert (
+      record.problem
+      == "no column 'txt': set --text_field to one of other, text"
+  )
 
 
 def test_little_is_lost_before_the_end_of_a_file_that_is_cut_off(tmp_path):
@@ -117,7 +120,7 @@ def test_little_is_lost_before_the_end_of_a_file_that_is_cut_off(tmp_path):
   texts = [f"{i} " + "word " * 20 for i in range(5000)]
   path.write_bytes(_zstd(_lines(texts))[:-1])
   *whole, last = _records(path)
-  assert "damaged or cut off" in last.problem
+  assert "damaged or truncated" in last.problem
   assert len(texts) - len(whole) < 2 * 2**16 / len(texts[0])
 
 
@@ -133,9 +136,9 @@ def test_files_folders_and_globs(tmp_path):
   assert names("a.parquet", "b/*.txt") == ["a.parquet", "b/2.txt"]
   (tmp_path / "b/notes.md").touch()
   for pattern, message in (
-      ("c.txt", "there is no such file"),
-      ("*.md", "there is no such file"),
-      ("b", "notes.md is of no kind"),
+      ("c.txt", "no such file"),
+      ("*.md", "no such file"),
+      ("b", "notes.md has an unsupported extension"),
   ):
     with pytest.raises(ConfigError, match=f"--train.*{message}"):
       names(pattern)

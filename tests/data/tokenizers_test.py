@@ -203,7 +203,7 @@ def test_text_that_is_not_utf8_is_refused(tmp_path):
 def test_unknown_tokenizers_are_refused(tmp_path):
   for name, message in (
       ("byte", r'config.data.tokenizer.*"bytes"'),
-      ("nowhere/tokenizer.json", "there is no such file"),
+      ("nowhere/tokenizer.json", "no such file"),
       (str(_save_tiktoken(tmp_path, "x.tiktoken")), "my_gpt2.tiktoken"),
   ):
     with pytest.raises(ConfigError, match=message):
@@ -231,7 +231,7 @@ def test_tokens_that_are_no_text_or_never_end_are_refused(tmp_path):
     make_tokenizer(str(path))
   tokenizer.add_special_tokens(["[EOS]"])
   tokenizer.save(str(path))
-  with pytest.raises(ConfigError, match="no pieces of the text"):
+  with pytest.raises(ConfigError, match="not pieces of the text"):
     make_tokenizer(str(path))
 
 

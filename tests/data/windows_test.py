@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dape_jax.data.windows import Windows
+from dape_jax.data.batches import Windows
 from dape_jax.errors import ConfigError
 
 

@@ -1,4 +1,4 @@
-"""Generated tasks, by name: rows of any length with exactly known answers."""
+"""Generated tasks by name, with exact answers at any length."""
 
 from dape_jax.data.tasks import (
     context_free,
@@ -19,7 +19,7 @@ def make(name: str) -> Task:
   """Returns the task called `name`.
 
   Raises:
-    ConfigError: there is none; the nearest valid name is given.
+    ConfigError: the name is unknown; suggests the nearest valid one.
   """
   if name not in TASKS:
     raise ConfigError(f"task {name!r} is unknown.{did_you_mean(name, TASKS)}")

@@ -1,27 +1,28 @@
 """The deterministic context-free tasks of the Chomsky-hierarchy evaluation.
 
-Deletang et al. 2023 (arXiv 2207.02098) define them; token ids and the answers
-to short problems are those of the code released with Ruoss et al. 2023 (arXiv
-2305.16843).
+Defined by Deletang et al. 2023 (arXiv 2207.02098). Token ids, and answers to short
+problems, follow the code released with Ruoss et al. 2023 (arXiv 2305.16843).
 """
 
 import numpy as np
 
-from dape_jax.data.tasks.expressions import MODULUS, random_expressions
-from dape_jax.data.tasks.strings import (
+from dape_jax.data.tasks.task import (
     FunctionTask,
+    TransductionTask,
     terminated,
     up_to_terminator,
 )
-from dape_jax.data.tasks.task import TransductionTask
+
+MODULUS = 5
+PLUS, MINUS = MODULUS, MODULUS + 1
 
 
 class StackManipulation(FunctionTask):
-  """What a stack holds after pushes and pops.
+  """The contents of a stack after pushes and pops.
 
   The input is a stack of s random bits, bottom first, with s uniform in 1..n-1,
-  and then n - s uniform actions: 2 pops, 3 pushes 0 and 4 pushes 1; to pop an
-  empty stack does nothing. A single token is a stack. The n + 1 outputs are the
+  and then n - s uniform actions: 2 pops, 3 pushes 0 and 4 pushes 1; popping
+  an empty stack does nothing. A single token is a stack. The n + 1 outputs are the
   final stack from its top, the terminator 2, then zeros; the accuracy counts
   places up to and including the terminator.
 
@@ -54,9 +55,9 @@ class StackManipulation(FunctionTask):
     rows_B = np.arange(batch_size)
     stacks_BxM = np.zeros((batch_size, length + 1), int)
     sizes_B = np.zeros(batch_size, int)
-    # The bits of the first stack are pushed like those of actions.
+    # Bits of the initial stack are pushed like those of actions.
     for token_B in np.ascontiguousarray(inputs_BxN.T):
-      # A pop writes too, above its stack, where nothing is read.
+      # A pop also writes, but above the top, where nothing is read.
       stacks_BxM[rows_B, sizes_B] = token_B % 3
       sizes_B = np.where(token_B == 2, np.maximum(sizes_B - 1, 0), sizes_B + 1)
     from_top_BxM = sizes_B[:, None] - 1 - np.arange(length + 1)[None]
@@ -70,7 +71,7 @@ class StackManipulation(FunctionTask):
 
 
 class ReverseString(FunctionTask):
-  """A bit string from its end.
+  """A bit string in reverse.
 
   y_i = x_{n+1-i}, n outputs.
 
@@ -90,25 +91,103 @@ class ReverseString(FunctionTask):
     return inputs_BxN[:, ::-1]
 
 
+def random_expressions(
+    rng: np.random.Generator, length: int, batch_size: int, num_operators: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns random expressions of exactly `length` tokens, and their values.
+
+  With d a uniform digit 0..4, an expression E_n of length n is
+
+    E_1 = d, E_2 = -d, E_3 = (d), E_4 = (-d), else E_n = (E_l o E_{n-3-l})
+
+  with l uniform in 1..n-4 and o a uniform operator (Deletang et al. 2023, arXiv
+  2207.02098).
+
+  Args:
+    rng: source of randomness.
+    length: n, at least 1.
+    batch_size: B.
+    num_operators: 2 for + and -, 3 for * too.
+
+  Returns:
+    Ids [B, n]: digits 0..4, then + and - (and *), then the brackets. Values
+    modulo 5, integers [B].
+  """
+  tokens_BxN = np.empty((batch_size, length), int)
+  starts = np.arange(batch_size) * length
+  lengths = np.full(batch_size, length)
+  values_B = _fill(rng, tokens_BxN.reshape(-1), starts, lengths, num_operators)
+  return tokens_BxN, values_B
+
+
+def _fill(
+    rng: np.random.Generator,
+    tokens: np.ndarray,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    num_operators: int,
+) -> np.ndarray:
+  """Writes an expression into each span of `tokens`; returns the values.
+
+  Writes all spans of one bracket depth at once and recurses to the next depth.
+  """
+  opening, closing = PLUS + num_operators, PLUS + num_operators + 1
+  bracketed = lengths > 2
+  tokens[starts[bracketed]] = opening
+  tokens[(starts + lengths - 1)[bracketed]] = closing
+
+  # In d, -d, (d) and (-d) the digit is at index length // 2.
+  values = rng.integers(MODULUS, size=len(starts))
+  simple = lengths < 5
+  digits = (starts + lengths // 2)[simple]
+  tokens[digits] = values[simple]
+  negated = simple & (lengths % 2 == 0)
+  tokens[(starts + lengths // 2 - 1)[negated]] = MINUS
+  values[negated] = -values[negated] % MODULUS
+
+  (compound,) = np.nonzero(~simple)
+  if not compound.size:
+    return values
+  starts, lengths = starts[compound], lengths[compound]
+  left_lengths = rng.integers(1, lengths - 3)
+  middles = starts + 1 + left_lengths
+  operators = rng.integers(PLUS, PLUS + num_operators, size=len(starts))
+  tokens[middles] = operators
+  left, right = np.split(
+      _fill(
+          rng,
+          tokens,
+          np.concatenate([starts + 1, middles + 1]),
+          np.concatenate([left_lengths, lengths - 3 - left_lengths]),
+          num_operators,
+      ),
+      2,
+  )
+  results = np.select(
+      [operators == PLUS, operators == MINUS],
+      [left + right, left - right],
+      left * right,
+  )
+  values[compound] = results % MODULUS
+  return values
+
+
 class ModularArithmeticBrackets(TransductionTask):
   """The value modulo 5 of an expression with brackets.
 
-  Expressions are those of `expressions.random_expressions` with + 5, - 6, * 7,
-  ( 8 and ) 9; one output token. Id 10 is of the released code, for equations;
-  no problem has it.
+  Expressions come from `random_expressions` with + 5, - 6, * 7,
+  ( 8 and ) 9; one output token. Id 10 is reserved for equations in the
+  released code and never occurs.
 
   Source: Deletang et al. 2023 (arXiv 2207.02098), "Modular Arithmetic".
 
-  Chance: the probability of 0, the likeliest value, by the recursion over
+  Chance: the probability of 0, the most likely value, by the recursion over
   lengths, mean over lengths 41..500.
   """
 
   num_inputs = MODULUS + 6
   num_outputs = MODULUS
   chance = 0.31
-
-  def output_length(self, length: int) -> int:
-    return 1
 
   def problems(
       self, rng: np.random.Generator, length: int, batch_size: int
@@ -118,9 +197,9 @@ class ModularArithmeticBrackets(TransductionTask):
 
 
 class SolveEquation(TransductionTask):
-  """The digit that x stands for in an equation modulo 5.
+  """The value of x in an equation modulo 5.
 
-  An expression of `expressions.random_expressions`, of length n - 2 and without
+  An expression of `random_expressions`, of length n - 2 and without
   *, has one digit replaced by x: the first at or cyclically after a uniform
   place. "=" and the expression's value follow. Ids are + 5, - 6, ( 7, ) 8, x 9
   and = 10; the one output is the digit, which is unique. Problems with n below
@@ -128,15 +207,12 @@ class SolveEquation(TransductionTask):
 
   Source: Deletang et al. 2023 (arXiv 2207.02098), "Solve Equation".
 
-  Chance: digits are uniform, and which is replaced does not depend on them.
+  Chance: digits are uniform, and the choice of digit does not depend on their values.
   """
 
   num_inputs = MODULUS + 6
   num_outputs = MODULUS
   chance = 0.2
-
-  def output_length(self, length: int) -> int:
-    return 1
 
   def problems(
       self, rng: np.random.Generator, length: int, batch_size: int

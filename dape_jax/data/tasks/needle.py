@@ -1,8 +1,7 @@
-"""Needle tasks: digits hidden in filler, asked for at the end of the row.
+"""Needle tasks: digits hidden in filler and queried at the end of the row.
 
-Symbolic forms of the retrieval tasks that are put to language models as text,
-with one vocabulary, so that a model can be trained on one and scored on
-another.
+Symbolic versions of the retrieval tasks for language models. They share a
+vocabulary, so a model trained on one can be evaluated on another.
 """
 
 from typing import ClassVar
@@ -16,7 +15,7 @@ from dape_jax.errors import ConfigError
 _NUM_KEYS = 16
 _NUM_FILLERS = 16
 
-# Ids, behind those of the ten digits.
+# Ids after those of the ten digits.
 MARK = 10  # begins a needle
 ASK = 11  # begins the question
 KEYS = 12
@@ -28,14 +27,14 @@ class NeedleTask(RecallTask):
 
   A row of exactly `length` tokens is a context and a question. The context is
   filler and needles; a needle is MARK, its key if it has one, and its digits.
-  The question is ASK, the key, and the wanted digits in the order of the
-  context, the last of them left out: each digit is the answer at the token in
-  front of it (teacher forcing). Digits are uniform, the first one too.
+  The question is ASK, the key, and the requested digits in context order
+  without the last: each digit is the answer at the token before it (teacher
+  forcing). Digits are uniform, including the first.
 
   Attributes:
-    num_digits: digits of a needle.
-    keys: how many different keys the needles have; 0 for needles without one.
-    values: needles with each key; those of one random key are asked for.
+    num_digits: digits per needle.
+    keys: number of different keys; 0 for needles without keys.
+    values: needles per key; those of one random key are queried.
   """
 
   vocab_size = FILLERS + _NUM_FILLERS
@@ -47,7 +46,7 @@ class NeedleTask(RecallTask):
 
   @property
   def min_length(self) -> int:
-    """Tokens of a row without filler."""
+    """Returns the number of tokens in a row without filler."""
     num_needles = max(1, self.keys) * self.values
     return num_needles * self._needle_length + self._question_length
 
@@ -72,9 +71,9 @@ class NeedleTask(RecallTask):
       rng: source of all choices.
       length: T.
       batch_size: B.
-      depth: how much of the filler stands before the needle that is asked for,
-        0 to 1; several such needles then follow each other. None: each needle
-        stands at a uniform place of its own.
+      depth: fraction of the filler before the queried needle, 0 to 1; several
+        queried needles are then adjacent. None: every needle has an independent
+        uniform place.
 
     Raises:
       ConfigError: `depth` is not in 0..1 or `length` is below `min_length`.
@@ -84,7 +83,7 @@ class NeedleTask(RecallTask):
     shape = batch_size, self.row_length(length)
     num_fillers = length - self.min_length
     asked, needles = self.values, max(1, self.keys) * self.values
-    # The first needles are those asked for, until they are put in order.
+    # Before sorting, the first needles are the queried ones.
     depths_BxN = rng.random((batch_size, needles))
     if depth is not None:
       depths_BxN[:, :asked] = depth
@@ -136,7 +135,7 @@ class NeedleSingle(NeedleTask):
   """One needle with a key.
 
   Hsieh et al. 2024 (RULER, arXiv 2404.06654), niah_single. Departure, for this
-  and the next two: 3 digits in place of 7, so that short rows hold them.
+  and the next two: 3 digits instead of 7, to fit short rows.
   """
 
   num_digits = 3
@@ -144,19 +143,19 @@ class NeedleSingle(NeedleTask):
 
 
 class NeedleMultiKey(NeedleSingle):
-  """Four needles with a key each, one of which is asked for.
+  """Four needles with different keys, one of which is queried.
 
-  niah_multikey of RULER (arXiv 2404.06654), which has four as well.
+  niah_multikey of RULER (arXiv 2404.06654), which also has four.
   """
 
   keys = 4
 
 
 class NeedleMultiValue(NeedleSingle):
-  """Four needles with the same key, all asked for.
+  """Four needles with the same key, all queried.
 
-  niah_multivalue of RULER (arXiv 2404.06654), which has four as well and takes
-  the answers in any order; here they are wanted in the order of the context.
+  niah_multivalue of RULER (arXiv 2404.06654), which also has four and accepts
+  answers in any order; here the order is that of the context.
   """
 
   values = 4

@@ -1,7 +1,7 @@
-"""Tasks that ask for what stood earlier in the row.
+"""Recall tasks: answers are tokens that occurred earlier in the row.
 
-All are in the form of a language model: the answer is wanted at the token in
-front of the place where it would stand.
+All are next-token predictions: the answer is expected at the token before its
+place.
 """
 
 from typing import ClassVar
@@ -13,10 +13,10 @@ from dape_jax.errors import ConfigError
 
 
 class RecallTask(Task):
-  """A task that refuses problems shorter than its smallest."""
+  """A task that rejects lengths below `min_length`."""
 
   def row_length(self, length: int) -> int:
-    """Returns T, which is `length` unless a task says otherwise.
+    """Returns T, by default `length`.
 
     Raises:
       ConfigError: `length` is below `min_length`.
@@ -32,11 +32,11 @@ class RecallTask(Task):
 def with_answers(
     tokens_BxT: np.ndarray, places_A: np.ndarray, answers_BxA: np.ndarray
 ) -> Examples:
-  """Returns rows whose answers are trained and scored.
+  """Returns examples whose answers are both trained and scored.
 
   Args:
     tokens_BxT: the rows.
-    places_A: where answers are wanted, [A] or [B, A].
+    places_A: where answers are expected, [A] or [B, A].
     answers_BxA: the answers.
   """
   places_BxA = np.broadcast_to(places_A, answers_BxA.shape)
@@ -50,16 +50,15 @@ def with_answers(
 
 
 class FlipFlop(RecallTask):
-  """Flip-flop: at a read, the bit that was written last.
+  """Flip-flop: a read returns the last written bit.
 
   A row is pairs (instruction, bit): the first instruction is write, the last is
-  read, the others are ignore with probability `ignored` and write or read with
-  half of the rest each. Bits are uniform, except that behind a read stands the
-  answer. Answers are wanted at the read instructions.
+  read, and the others are ignore with probability `ignored`, else write or read
+  with equal probability. Bits are uniform, except that the bit after a read is the
+  answer. Answers are expected at the read instructions.
 
-  Liu et al. 2023 (arXiv 2306.00946), their FFL(0.8): the distribution they
-  train on, with rows of 512 tokens. An odd length gives a row of one token
-  fewer.
+  Liu et al. 2023 (arXiv 2306.00946), FFL(0.8), their training distribution,
+  with rows of 512 tokens. An odd length gives a row of one token fewer.
 
   Attributes:
     ignored: probability of the instruction ignore.
@@ -72,7 +71,7 @@ class FlipFlop(RecallTask):
   variants = ("flip_flop_sparse",)
   ignored: ClassVar[float] = 0.8
 
-  # Ids behind the two bits.
+  # Ids after the two bits.
   WRITE, IGNORE, READ = 2, 3, 4
 
   def row_length(self, length: int) -> int:
@@ -106,9 +105,8 @@ class FlipFlop(RecallTask):
 class FlipFlopSparse(FlipFlop):
   """Flip-flop with rare writes and reads, the same vocabulary.
 
-  FFL(0.98) of Liu et al. 2023 (arXiv 2306.00946): the sparse one of their two
-  tails, which they test on after training on FFL(0.8); the other, FFL(0.1), is
-  denser than the training distribution.
+  FFL(0.98) of Liu et al. 2023 (arXiv 2306.00946): the sparse one of the two
+  distributions they test on after training on FFL(0.8); the other is FFL(0.1).
   """
 
   variants = ()
@@ -116,12 +114,12 @@ class FlipFlopSparse(FlipFlop):
 
 
 class Copy(RecallTask):
-  """A string, a separator, and the same string again, which is the answer.
+  """A string, a separator, and a copy of the string, which is the answer.
 
-  `length` symbols are uniform among 8. Answer i is wanted at the separator for
-  i = 0 and at the copy's symbol i - 1 otherwise (teacher forcing); the copy's
-  last symbol would be the answer to nothing, so it is left out. After Jelassi
-  et al. 2024 (arXiv 2402.01032), who copy strings of letters.
+  `length` symbols are uniform over 8. Answer i is expected at the separator for
+  i = 0, else at symbol i - 1 of the copy (teacher forcing); the last symbol of the
+  copy is omitted. After Jelassi et al. 2024 (arXiv 2402.01032), who copy strings
+  of letters.
   """
 
   vocab_size = 9
@@ -146,11 +144,11 @@ class Copy(RecallTask):
 
 
 class Induction(RecallTask):
-  """What followed the last token where it stood before.
+  """The token that followed the previous occurrence of the last token.
 
-  `length` tokens, uniform among 16 ids, except that the last one has exactly
-  one earlier occurrence, at a uniform place, and that another id follows it
-  there, the answer. Induction heads are Olsson et al. 2022 (arXiv 2209.11895);
+  `length` tokens, uniform over 16 ids, except that the last one has exactly one
+  earlier occurrence, at a uniform place, followed by a different id, which is the
+  answer. Induction heads are Olsson et al. 2022 (arXiv 2209.11895);
   16 ids are Gu and Dao 2023 (arXiv 2312.00752), who train with 256 tokens.
   Departure from them: any id may be the repeated one, not a special token.
   """
@@ -177,15 +175,15 @@ class Induction(RecallTask):
 class Mqar(RecallTask):
   """Multi-query associative recall: at each repeated key, its value.
 
-  A row begins with P = max(1, length // 16) pairs (key, value), all different.
-  Then come blanks, among them each key once more, at place 2 P + 2 (g - 1) with
+  A row begins with P = max(1, length // 16) pairs (key, value), all different,
+  followed by blanks. Among the blanks each key occurs once more, at place 2 P + 2 (g - 1) with
   g in 1..(length - 2 P) / 2 drawn without replacement and with probability
   proportional to g^(0.01 - 1): the gaps of repeated word pairs in text follow
-  a power law. Answers are wanted at these queries and are not fed back.
+  a power law. Answers are expected at these queries and are not fed back.
 
   Arora et al. 2023 (Zoology, arXiv 2312.04927). P is theirs for 64, 128 and 256
   tokens, continued; at 512 they have 64 pairs. An odd length gives a row of one
-  token fewer. Departure: 512 ids in place of 8192, to fit small models: 256
+  token fewer. Departure: 512 ids instead of 8192, to fit small models: 256
   values, a blank and 255 keys, enough for 4095 tokens.
   """
 
@@ -219,8 +217,8 @@ class Mqar(RecallTask):
 
     values_BxP = choose(self.num_outputs)
     keys_BxP = self.BLANK + 1 + choose(self.NUM_KEYS)
-    # The first of competing exponential clocks wins with a probability that is
-    # proportional to its rate.
+    # Sorting exponential times samples without replacement, with probability
+    # proportional to the rates.
     rates = np.arange(1, spaces + 1) ** (self.POWER - 1)
     times_BxG = rng.exponential(size=(batch_size, spaces)) / rates
     places_BxP = 2 * pairs + 2 * times_BxG.argsort(axis=1)[:, :pairs]
@@ -232,7 +230,7 @@ class Mqar(RecallTask):
 
 
 def _interleave(even_BxP: np.ndarray, odd_BxP: np.ndarray | int) -> np.ndarray:
-  """Returns [B, 2P], columns of both arguments in turn."""
+  """Returns [B, 2P], alternating columns of both arguments."""
   pairs = np.stack(np.broadcast_arrays(even_BxP, odd_BxP), axis=-1)
   return pairs.reshape(len(even_BxP), -1)
 

@@ -1,19 +1,18 @@
 """The regular tasks of the Chomsky-hierarchy evaluation.
 
-Deletang et al. 2023 (arXiv 2207.02098) define them; token ids and the answers
-to short problems are those of the code released with Ruoss et al. 2023 (arXiv
-2305.16843). Each has one output token.
+Defined by Deletang et al. 2023 (arXiv 2207.02098). Token ids, and answers to short
+problems, follow the code released with Ruoss et al. 2023 (arXiv 2305.16843). Each has one output token.
 """
 
 import numpy as np
 
-from dape_jax.data.tasks.strings import FunctionTask
+from dape_jax.data.tasks.task import FunctionTask
 
 MODULUS = 5
 
 
 class EvenPairs(FunctionTask):
-  """Whether the pairs 01 and 10 in a bit string are odd in number.
+  """The parity of the number of pairs 01 and 10 in a bit string.
 
   y = sum_i [x_i != x_{i+1}] mod 2, which is x_1 xor x_n.
 
@@ -26,9 +25,6 @@ class EvenPairs(FunctionTask):
   num_outputs = 2
   chance = 0.5
 
-  def output_length(self, length: int) -> int:
-    return 1
-
   def outputs_of(self, inputs_BxN: np.ndarray) -> np.ndarray:
     return inputs_BxN[:, :1] ^ inputs_BxN[:, -1:]
 
@@ -38,8 +34,8 @@ class ModularArithmetic(FunctionTask):
 
   Digits 0..4 (their own ids) alternate with operators + 5, - 6 and * 7, all
   uniform; multiplication binds first. Problems have odd length, so an even n
-  becomes n - 1. Id 8 is the empty symbol of the released code, which no problem
-  has.
+  becomes n - 1. Id 8 is the empty symbol of the released code and never
+  occurs.
 
   Source: Deletang et al. 2023 (arXiv 2207.02098), "Modular Arithmetic
   (Simple)". Departure: the released code multiplies in 32 bits without reducing
@@ -56,9 +52,6 @@ class ModularArithmetic(FunctionTask):
   def input_length(self, length: int) -> int:
     return length - (length + 1) % 2
 
-  def output_length(self, length: int) -> int:
-    return 1
-
   def inputs(
       self, rng: np.random.Generator, length: int, batch_size: int
   ) -> np.ndarray:
@@ -71,9 +64,9 @@ class ModularArithmetic(FunctionTask):
 
   def outputs_of(self, inputs_BxN: np.ndarray) -> np.ndarray:
     minus, times = MODULUS + 1, MODULUS + 2
-    # The sum of the terms before, and the term that may still get factors.
+    # The sum of completed terms, and the term still being multiplied.
     sum_B, term_B = 0, inputs_BxN[:, 0]
-    # Columns of a transpose lie together in memory, which the loop reads.
+    # Makes columns contiguous in memory for the loop.
     columns_NxB = np.ascontiguousarray(inputs_BxN.T)
     for operator_B, digit_B in zip(columns_NxB[1::2], columns_NxB[2::2]):
       multiplied_B = operator_B == times
@@ -84,7 +77,7 @@ class ModularArithmetic(FunctionTask):
 
 
 class ParityCheck(FunctionTask):
-  """Whether the ones of a bit string are odd in number.
+  """The parity of the number of ones in a bit string.
 
   y = sum_i x_i mod 2.
 
@@ -97,15 +90,12 @@ class ParityCheck(FunctionTask):
   num_outputs = 2
   chance = 0.5
 
-  def output_length(self, length: int) -> int:
-    return 1
-
   def outputs_of(self, inputs_BxN: np.ndarray) -> np.ndarray:
     return inputs_BxN.sum(axis=1, keepdims=True) % 2
 
 
 class CycleNavigation(FunctionTask):
-  """Where steps on a cycle of 5 places end.
+  """The final place of a walk on a cycle of 5 places.
 
   y = sum_i (x_i - 1) mod 5: ids 0, 1 and 2 step by -1, 0 and +1, from place 0.
 
@@ -117,9 +107,6 @@ class CycleNavigation(FunctionTask):
   num_inputs = 3
   num_outputs = MODULUS
   chance = 0.2
-
-  def output_length(self, length: int) -> int:
-    return 1
 
   def outputs_of(self, inputs_BxN: np.ndarray) -> np.ndarray:
     return (inputs_BxN - 1).sum(axis=1, keepdims=True) % MODULUS

@@ -1,10 +1,13 @@
-"""What a generated task is: rows of tokens, and what to answer where."""
+"""The interface of generated tasks, and helpers for tasks on strings."""
 
 import abc
 import dataclasses
 from typing import ClassVar
 
 import numpy as np
+
+# Ends an answer that is shorter than its places; zeros follow.
+TERMINATOR = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,10 +16,10 @@ class Examples:
 
   Attributes:
     tokens: int32 [B, T].
-    targets: int32 [B, T], the answer that is wanted at each place; any id where
-      none is.
-    trained: bool [B, T], places whose answers make the loss.
-    scored: bool [B, T], places whose answers make the accuracy.
+    targets: int32 [B, T], the expected answer at each place; arbitrary where none
+      is expected.
+    trained: bool [B, T], places that contribute to the loss.
+    scored: bool [B, T], places that contribute to the accuracy.
   """
 
   tokens: np.ndarray
@@ -29,15 +32,15 @@ class Task(abc.ABC):
   """A family of problems that can be generated at any length.
 
   Attributes:
-    vocab_size: token ids are below it.
-    num_outputs: target ids are below it.
-    chance: accuracy of the best constant answer on long problems, to be stated
-      beside results.
-    chance_by_place: that of the best answer which knows the length and the place
-      but not the input, where it is far above `chance`; else None.
-    min_length: of problems.
-    variants: names of other tasks of the same ids, on which a model of this one
-      is scored too.
+    vocab_size: number of token ids.
+    num_outputs: number of target ids.
+    chance: accuracy of the best constant answer on long problems, to report with
+      results.
+    chance_by_place: accuracy of the best answer given length and place but not
+      the input, if far above `chance`; else None.
+    min_length: smallest length of a problem.
+    variants: other tasks with the same ids, on which models trained on this one
+      are also evaluated.
   """
 
   vocab_size: ClassVar[int]
@@ -49,7 +52,7 @@ class Task(abc.ABC):
 
   @abc.abstractmethod
   def row_length(self, length: int) -> int:
-    """Returns T, how many tokens a row of problems of this length has."""
+    """Returns T, the number of tokens in a row for problems of this length."""
 
   @abc.abstractmethod
   def sample(
@@ -61,12 +64,12 @@ class Task(abc.ABC):
 class TransductionTask(Task):
   """Problems with an input and an output, answered at placeholders.
 
-  A row is the input and then one placeholder, token id `num_inputs`, for each
-  output token (Ruoss et al. 2023, arXiv 2305.16843); nothing is fed back, so
-  all answers are given at once. Encoders and causal decoders read the same row.
+  A row is the input followed by one placeholder, token id `num_inputs`, per output
+  token (Ruoss et al. 2023, arXiv 2305.16843). Answers are not fed back, so all are
+  given at once. Encoders and causal decoders process the same row.
 
   Attributes:
-    num_inputs: input ids are below it.
+    num_inputs: number of input ids.
   """
 
   num_inputs: ClassVar[int]
@@ -76,18 +79,19 @@ class TransductionTask(Task):
     return self.num_inputs + 1
 
   def input_length(self, length: int) -> int:
-    """Returns how many input tokens problems of this length have."""
+    """Returns the number of input tokens for problems of this length."""
     return length
 
-  @abc.abstractmethod
   def output_length(self, length: int) -> int:
-    """Returns how many output tokens problems of this length have."""
+    """Returns the number of output tokens, 1 unless a task overrides it."""
+    del length
+    return 1
 
   @abc.abstractmethod
   def problems(
       self, rng: np.random.Generator, length: int, batch_size: int
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns inputs [B, n] and outputs [B, m], integers of any kind."""
+    """Returns inputs [B, n] and outputs [B, m] of any integer dtype."""
 
   def is_scored(self, outputs: np.ndarray) -> np.ndarray:
     """Returns which output tokens count in the accuracy, bool [B, m]."""
@@ -108,3 +112,51 @@ class TransductionTask(Task):
         trained=np.concatenate([nowhere, ~np.zeros(outputs.shape, bool)], 1),
         scored=np.concatenate([nowhere, self.is_scored(outputs)], axis=1),
     )
+
+
+class FunctionTask(TransductionTask):
+  """Problems whose outputs are a function of their inputs.
+
+  By default inputs are independent and uniform over the `num_inputs` ids.
+  """
+
+  def inputs(
+      self, rng: np.random.Generator, length: int, batch_size: int
+  ) -> np.ndarray:
+    """Returns random inputs, integers [B, n]."""
+    return rng.integers(self.num_inputs, size=(batch_size, length))
+
+  @abc.abstractmethod
+  def outputs_of(self, inputs_BxN: np.ndarray) -> np.ndarray:
+    """Returns the outputs [B, m] of inputs [B, n], integers."""
+
+  def problems(
+      self, rng: np.random.Generator, length: int, batch_size: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    inputs_BxN = self.inputs(rng, length, batch_size)
+    return inputs_BxN, self.outputs_of(inputs_BxN)
+
+
+def terminated(bits_BxN: np.ndarray, sizes_B: np.ndarray) -> np.ndarray:
+  """Returns the first `sizes` bits of each row, the terminator, then zeros.
+
+  Args:
+    bits_BxN: integers [B, n].
+    sizes_B: integers [B], at most n - 1.
+
+  Returns:
+    integers [B, n].
+  """
+  places_N = np.arange(bits_BxN.shape[1])[None]
+  rest_BxN = np.where(places_N == sizes_B[:, None], TERMINATOR, 0)
+  return np.where(places_N < sizes_B[:, None], bits_BxN, rest_BxN)
+
+
+def up_to_terminator(outputs_BxM: np.ndarray) -> np.ndarray:
+  """Returns which places have no terminator before them, bool [B, m].
+
+  The accuracy of Ruoss et al. 2023 (arXiv 2305.16843) counts these places; the
+  loss also counts the zeros after the terminator.
+  """
+  ended_BxM = outputs_BxM == TERMINATOR
+  return np.cumsum(ended_BxM, axis=1) - ended_BxM == 0

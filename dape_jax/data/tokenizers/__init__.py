@@ -1,14 +1,13 @@
-"""Tokenizers: text as bytes to token ids and back.
+"""Tokenizers: bytes of text to token ids and back.
 
-"bytes", or a file on this machine; nothing is ever looked up on a network.
+Either "bytes" or a local file; the network is never used.
 """
 
 import pathlib
 from collections.abc import Callable
 
 from dape_jax.data.tokenizers import hugging_face, rank_files, sentence_pieces
-from dape_jax.data.tokenizers.base import Tokenizer
-from dape_jax.data.tokenizers.byte_level import ByteTokenizer
+from dape_jax.data.tokenizers.base import ByteTokenizer, Tokenizer
 from dape_jax.errors import ConfigError, did_you_mean
 
 __all__ = ["ByteTokenizer", "Tokenizer", "make_tokenizer"]
@@ -26,15 +25,15 @@ def make_tokenizer(
   """Returns a tokenizer.
 
   Args:
-    name: "bytes" or a path: Hugging Face's tokenizer.json (any name that ends in
-      .json), GPT-2's encoder.json with vocab.bpe beside it, sentencepiece's
-      *.model, or *.tiktoken whose name says its pattern, such as
+    name: "bytes" or a path: Hugging Face's tokenizer.json (any name ending in
+      .json), GPT-2's encoder.json next to vocab.bpe, sentencepiece's *.model, or
+      *.tiktoken with a name that ends with its pattern, such as
       cl100k_base.tiktoken.
-    field: what messages call it.
+    field: name of the setting, for messages.
 
   Raises:
-    ConfigError: there is none, its package is not installed, or the file is
-      damaged or of a kind that is not supported.
+    ConfigError: the file is missing, damaged or unsupported, or its package is
+      not installed.
   """
   if name == ByteTokenizer.name:
     return ByteTokenizer()
@@ -43,12 +42,11 @@ def make_tokenizer(
   if path.suffix not in _READERS:
     valid = did_you_mean(name, [ByteTokenizer.name])
     raise ConfigError(
-        f"{field}={name!r} is unknown.{valid} Or a file: {kinds}."
+        f"{field}={name!r} is unknown.{valid} Otherwise give a file: {kinds}."
     )
   if not path.is_file():
     raise ConfigError(
-        f"{field}={name!r}: there is no such file; give the path of a file on"
-        " this machine."
+        f"{field}={name!r}: no such file; give the path of a local file."
     )
   try:
     return _READERS[path.suffix](path)

@@ -1,4 +1,4 @@
-"""What all tokenizers have."""
+"""The tokenizer interface, and bytes as tokens."""
 
 import abc
 import functools
@@ -15,30 +15,30 @@ from absl import logging
 
 from dape_jax.errors import ConfigError
 
-_VOCAB_MULTIPLE = 128  # lanes of a TPU register; a padded head wastes no tile
+_VOCAB_MULTIPLE = 128  # lanes of a TPU register, so the head fills whole tiles
 
-# What normalisers change: composed characters, width, spaces, case, a symbol
-# that small vocabularies lack.
+# Text that normalizers change: composed characters, width, spaces, case, and a
+# symbol missing from small vocabularies.
 _PROBE = "  Ab\tc\n\ne\u0301 \uff21  \u2581x \U0001f600 "
 
 
 class Tokenizer(abc.ABC):
   """Turns bytes into ids and ids into bytes.
 
-  Bits per byte count the bytes that the scored tokens decode to. Those are the
-  bytes of the text if the tokenizer is byte-level. One that normalises, or has
-  an id for what it does not know (U+FFFD), loses text: a warning says so, once,
-  and bits per byte are then of the text that it leaves.
+  Bits per byte count the bytes that the scored tokens decode to, which are the
+  bytes of the text if the tokenizer is byte-level. A tokenizer that normalizes, or
+  maps unknown text to an id (U+FFFD), loses text: it logs a warning once, and
+  bits per byte then refer to the decoded text.
 
   Attributes:
-    name: short, of letters, digits, "_", "." and "-".
-    sha256: of its file or files; "" for bytes.
-    files: what it was read from.
+    name: short name of letters, digits, "_", "." and "-".
+    sha256: hash of its files; "" for bytes.
+    files: the files it was read from.
     bos, pad: ids of special tokens, or None.
     eos: id of the token that ends each document.
     vocab_size: number of ids in use.
     padded_vocab_size: rows the embedding should have, a multiple of 128.
-    dtype: of the ids, uint16 if they fit and else uint32.
+    dtype: dtype of the ids, uint16 if they fit, else uint32.
   """
 
   def __init__(
@@ -50,11 +50,11 @@ class Tokenizer(abc.ABC):
       bos: int | None = None,
       pad: int | None = None,
   ):
-    """Initialises.
+    """Initializes.
 
     Args:
-      files: what it was read from; the first gives the name.
-      pieces: bytes that each id stands for; special tokens stand for none.
+      files: the files it was read from; the first determines the name.
+      pieces: bytes of each id; b"" for special tokens.
       eos, bos, pad: see `Tokenizer`.
     """
     self.files = tuple(files)
@@ -75,25 +75,25 @@ class Tokenizer(abc.ABC):
 
   @property
   def location(self) -> str:
-    """Returns what `make_tokenizer` makes it from: a path, or "bytes"."""
+    """Returns the argument of `make_tokenizer`: a path, or "bytes"."""
     return str(self.files[0]) if self.files else self.name
 
   def encode(self, text: bytes) -> np.ndarray:
     """Returns the ids of `text`, `dtype` [T]; adds no special tokens.
 
-    What looks like a special token in the text is text.
+    Special tokens that occur in the text are encoded as plain text.
 
     Raises:
-      ConfigError: it is not UTF-8, and the tokenizer is not of bytes.
+      ConfigError: the text is not UTF-8, and the tokenizer is not "bytes".
     """
     return self.encode_batch([text])[0]
 
   @abc.abstractmethod
   def encode_batch(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-    """Returns the ids of each text, see `encode`; on all cores if it can."""
+    """Returns the ids of each text; see `encode`. Uses all cores if possible."""
 
   def decode(self, ids: npt.ArrayLike) -> bytes:
-    """Returns the bytes that `ids` stand for; special tokens stand for none.
+    """Returns the bytes of `ids`; special tokens decode to nothing.
 
     Args:
       ids: integers [T].
@@ -104,7 +104,7 @@ class Tokenizer(abc.ABC):
     return b"".join([self._pieces[i] for i in self._checked(ids).tolist()])
 
   def num_bytes(self, ids: npt.ArrayLike) -> np.ndarray:
-    """Returns how many bytes each token decodes to, 0 for special ones.
+    """Returns the number of bytes each token decodes to, 0 for special tokens.
 
     Args:
       ids: integers of any shape.
@@ -126,13 +126,26 @@ class Tokenizer(abc.ABC):
     if ids.min() < 0 or ids.max() >= self.vocab_size:
       raise ValueError(
           f"ids must be in [0, {self.vocab_size}); got {ids.min()} to"
-          f" {ids.max()}. Ids above are rows that only pad the vocabulary."
+          f" {ids.max()}. Higher ids only pad the vocabulary."
       )
     return ids
 
 
+class ByteTokenizer(Tokenizer):
+  """One token per byte; BOS is 256, EOS 257 and PAD 258."""
+
+  name = "bytes"
+
+  def __init__(self):
+    pieces = [bytes([i]) for i in range(256)]
+    super().__init__([], [*pieces, b"", b"", b""], bos=256, eos=257, pad=258)
+
+  def encode_batch(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+    return [np.frombuffer(t, np.uint8).astype(self.dtype) for t in texts]
+
+
 def package(name: str) -> Any:
-  """Returns an optional package.
+  """Imports and returns an optional package.
 
   Raises:
     ConfigError: it is not installed.
@@ -146,17 +159,17 @@ def package(name: str) -> Any:
 
 
 def strings(texts: Sequence[bytes]) -> list[str]:
-  """Returns texts as the tokenizers' libraries take them.
+  """Returns the texts as strings.
 
   Raises:
-    ConfigError: one is not UTF-8.
+    ConfigError: a text is not UTF-8.
   """
   try:
     return [text.decode() for text in texts]
   except UnicodeDecodeError as error:
     raise ConfigError(
         f"the text is not UTF-8 (byte {error.start}), which this tokenizer"
-        ' needs: mend it, or use "bytes", which takes any.'
+        ' needs: fix it, or use "bytes", which accepts any text.'
     ) from error
 
 
@@ -166,11 +179,11 @@ def _warn_once(message: str) -> None:
 
 
 def warn_if_lossy(tokenizer: Tokenizer) -> None:
-  """Warns, once, of a tokenizer that does not give every text back."""
+  """Warns once if a tokenizer does not reproduce the text it encodes."""
   back = tokenizer.decode(tokenizer.encode(_PROBE.encode()))
   if back != _PROBE.encode():
     _warn_once(
-        f"Tokenizer {tokenizer.files[0]} changes text: {_PROBE!r} comes back as"
-        f" {back.decode(errors='replace')!r}. Bits per byte will be of the text"
-        " as it comes back."
+        f"Tokenizer {tokenizer.files[0]} changes text: {_PROBE!r} decodes to"
+        f" {back.decode(errors='replace')!r}. Bits per byte will refer to the"
+        " decoded text."
     )

@@ -1,4 +1,4 @@
-"""Hugging Face's tokenizer.json, and GPT-2's encoder.json with vocab.bpe."""
+"""Reads Hugging Face's tokenizer.json and GPT-2's encoder.json with vocab.bpe."""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ from dape_jax.data.tokenizers.base import (
 )
 from dape_jax.errors import ConfigError
 
-# The file does not say which of its special tokens ends a document.
+# The file does not record the roles of its special tokens.
 _EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
 _BOS = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
 _PAD = ("<pad>", "<|pad|>", "<|padding|>", "[PAD]")
@@ -26,9 +26,9 @@ _UNKNOWN = "\ufffd".encode()
 
 
 def byte_letters() -> dict[str, int]:
-  """Returns the byte that each letter stands for in byte-level vocabularies.
+  """Returns the byte of each letter in byte-level vocabularies.
 
-  Printable bytes of Latin-1 are themselves, the others follow from U+0100
+  Printable Latin-1 bytes map to themselves, the others to U+0100 and up
   (GPT-2's encoder.py, Radford et al. 2019).
   """
   printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -38,22 +38,22 @@ def byte_letters() -> dict[str, int]:
 
 
 class HuggingFaceTokenizer(Tokenizer):
-  """A tokenizer of the package tokenizers."""
+  """A tokenizer from the package tokenizers."""
 
   def __init__(
       self, tokenizer: Any, files: Sequence[pathlib.Path], unknown: str | None
   ):
-    """Initialises.
+    """Initializes.
 
     Args:
       tokenizer: `tokenizers.Tokenizer`.
-      files: what it was read from.
-      unknown: token for what the vocabulary lacks.
+      files: the files it was read from.
+      unknown: token for text that the vocabulary lacks.
 
     Raises:
-      ConfigError: it has no end of document, or cannot be decoded.
+      ConfigError: it has no end-of-document token, or an unsupported decoder.
     """
-    # Not saved in the file: without it "<|endoftext|>" in a text ends it.
+    # Not saved in the file. Without it, "<|endoftext|>" in a text becomes EOS.
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -63,8 +63,8 @@ class HuggingFaceTokenizer(Tokenizer):
     eos = _first(special, _EOS)
     if eos is None:
       raise ConfigError(
-          "it has no special token that ends a document; add one of"
-          f" {', '.join(_EOS)} to it."
+          "has no special token that ends a document; add one of"
+          f" {', '.join(_EOS)}."
       )
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     pieces = [b""] * (max(vocabulary.values()) + 1)
@@ -92,7 +92,7 @@ def _first(special: dict[str, int], names: Sequence[str]) -> int | None:
 
 
 def _decoders(tokenizer: Any) -> set[str]:
-  """Returns which of "byte", "space" the tokens are written in."""
+  """Returns how tokens are spelled: "byte", "space" or both."""
   decoder = json.loads(tokenizer.to_str())["decoder"] or {"decoders": []}
   found = set()
   for step in decoder.get("decoders", [decoder]):
@@ -119,13 +119,13 @@ def _piece_bytes(decoders: set[str]) -> Callable[[str], bytes]:
 
     return to_bytes
   raise ConfigError(
-      "its decoder is neither ByteLevel nor Metaspace, so that its tokens are"
-      " no pieces of the text; use a byte-level tokenizer."
+      "its decoder is neither ByteLevel nor Metaspace, so its tokens are not"
+      " pieces of the text; use a byte-level tokenizer."
   )
 
 
 def read(path: pathlib.Path) -> Tokenizer:
-  """Returns the tokenizer of a .json file, see `make_tokenizer`.
+  """Returns the tokenizer of a .json file; see `make_tokenizer`.
 
   Raises:
     ConfigError: see `make_tokenizer`.
@@ -136,7 +136,7 @@ def read(path: pathlib.Path) -> Tokenizer:
   try:
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
   except Exception as error:  # The package raises nothing narrower.
-    raise ConfigError(f"is no tokenizer.json ({error}).") from error
+    raise ConfigError(f"is not a valid tokenizer.json ({error}).") from error
   unknown = json.loads(tokenizer.to_str())["model"].get("unk_token")
   return HuggingFaceTokenizer(tokenizer, [path], unknown)
 
@@ -144,11 +144,11 @@ def read(path: pathlib.Path) -> Tokenizer:
 def _read_gpt2(path: pathlib.Path, tokenizers: Any) -> Tokenizer:
   merges = path.with_name("vocab.bpe")
   if not merges.is_file():
-    raise ConfigError(f"needs {merges.name} beside it.")
+    raise ConfigError(f"needs {merges.name} next to it.")
   try:
     model = tokenizers.models.BPE.from_file(str(path), str(merges))
   except Exception as error:  # The package raises nothing narrower.
-    raise ConfigError(f"is no vocabulary of GPT-2 ({error}).") from error
+    raise ConfigError(f"is not a GPT-2 vocabulary ({error}).") from error
   tokenizer = tokenizers.Tokenizer(model)
   tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
       add_prefix_space=False

@@ -1,4 +1,4 @@
-"""tiktoken's rank files, *.tiktoken."""
+"""Reads tiktoken's rank files, *.tiktoken."""
 
 import base64
 import os
@@ -13,11 +13,11 @@ from dape_jax.errors import ConfigError, did_you_mean
 
 
 class _Pattern(NamedTuple):
-  """How text is cut before it is merged, and where the special token is.
+  """The pre-tokenization pattern and the id of the special token.
 
   Attributes:
     regex: as published in tiktoken's openai_public.py.
-    eos_gap: ids between the first that has no rank and <|endoftext|>.
+    eos_gap: offset of <|endoftext|> from the first id without a rank.
   """
 
   regex: str
@@ -28,7 +28,7 @@ _GPT2 = _Pattern(
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",
     0,
 )
-# The ranks end the file's name, because the file does not say its pattern.
+# Keyed by the end of the file name: the file does not record its pattern.
 _PATTERNS = {
     "gpt2": _GPT2,
     "r50k_base": _GPT2,
@@ -42,15 +42,15 @@ _PATTERNS = {
 
 
 class RankFileTokenizer(Tokenizer):
-  """A tokenizer of the package tiktoken, byte-level."""
+  """A byte-level tokenizer from the package tiktoken."""
 
   def __init__(self, encoding: Any, pieces: Sequence[bytes], path, eos: int):
-    """Initialises.
+    """Initializes.
 
     Args:
       encoding: `tiktoken.Encoding`.
       pieces: bytes of each id.
-      path: what it was read from.
+      path: the file it was read from.
       eos: id of <|endoftext|>.
     """
     self._encoding = encoding
@@ -64,8 +64,7 @@ class RankFileTokenizer(Tokenizer):
 
 
 def _read_ranks(path: pathlib.Path) -> dict[bytes, int]:
-  # Not tiktoken.load, which keeps a copy of the file by its path and reads that
-  # when the file has changed.
+  # tiktoken.load caches files by path and would miss changes.
   ranks = {}
   for number, line in enumerate(path.read_bytes().splitlines(), 1):
     try:
@@ -77,7 +76,7 @@ def _read_ranks(path: pathlib.Path) -> dict[bytes, int]:
       ) from error
   missing = [i for i in range(256) if bytes([i]) not in ranks]
   if missing or len(set(ranks.values())) < len(ranks):
-    raise ConfigError("lacks a single byte, or gives a rank twice.")
+    raise ConfigError("lacks a single byte, or repeats a rank.")
   return ranks
 
 
@@ -90,7 +89,7 @@ def read(path: pathlib.Path) -> Tokenizer:
   name = next((n for n in _PATTERNS if path.stem.endswith(n)), None)
   if name is None:
     raise ConfigError(
-        f"the name must end with that of its pattern, as in my_gpt2.tiktoken."
+        f"the name must end with its pattern, as in my_gpt2.tiktoken."
         f"{did_you_mean(path.stem, _PATTERNS)}"
     )
   tiktoken = package("tiktoken")

@@ -1,4 +1,4 @@
-"""sentencepiece's *.model."""
+"""Reads sentencepiece's *.model."""
 
 import pathlib
 from collections.abc import Sequence
@@ -16,24 +16,24 @@ from dape_jax.errors import ConfigError
 
 
 class SentencePieceTokenizer(Tokenizer):
-  """A tokenizer of the package sentencepiece.
+  """A tokenizer from the package sentencepiece.
 
-  Most models put a space before a text; it is decoded with it.
+  Most models prepend a space to a text, which remains when it is decoded.
   """
 
   def __init__(self, processor: Any, path: pathlib.Path):
-    """Initialises.
+    """Initializes.
 
     Args:
       processor: `sentencepiece.SentencePieceProcessor`.
-      path: what it was read from.
+      path: the file it was read from.
 
     Raises:
-      ConfigError: it has no end of document.
+      ConfigError: it has no end-of-document token.
     """
     self._processor = processor
     if processor.eos_id() < 0:
-      raise ConfigError("it has no </s>; train it with an eos_id.")
+      raise ConfigError("has no </s>; train it with an eos_id.")
     super().__init__(
         [path],
         [self._piece(i) for i in range(processor.get_piece_size())],
@@ -73,5 +73,5 @@ def read(path: pathlib.Path) -> Tokenizer:
   try:
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
   except Exception as error:  # The package raises RuntimeError and OSError.
-    raise ConfigError(f"is no sentencepiece model ({error}).") from error
+    raise ConfigError(f"is not a sentencepiece model ({error}).") from error
   return SentencePieceTokenizer(processor, path)
