@@ -1,10 +1,10 @@
-r"""Measures how far a trained model reads beyond its training length.
+r"""Measures how well a trained model extrapolates beyond its training length.
 
-The same tokens are scored at every length; only the context grows. The crop
-baseline cuts the context to the training length. Intervals and tests are over
-documents. A checkpoint is the --workdir of a training run (the latest step) or
-a step in its checkpoints folder; compared runs must be of the same corpus. The
-same command goes on where it stopped.
+Every length scores the same tokens; only the context grows. The crop baseline
+cuts the context to the training length. Confidence intervals and tests are over
+documents. A checkpoint is the --workdir of a training run (its latest step) or
+one step in its checkpoints folder. Runs compared must share a corpus. Rerun the
+command to resume an interrupted evaluation.
 
   python eval.py --checkpoint=runs/demo --lengths=128,256,...,4096
   python eval.py --compare runs/rope runs/dape --output=runs/comparison \
@@ -22,58 +22,62 @@ from dape_jax import cli
 from dape_jax.errors import ConfigError
 from dape_jax.evaluation import protocols, regions
 
-_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "The run to evaluate.")
+_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Run to evaluate.")
 _COMPARE = flags.DEFINE_string(
-    "compare", None, "First of several runs; the others follow it."
+    "compare", None, "Runs to compare, separated by spaces."
 )
 _LENGTHS = flags.DEFINE_string(
-    "lengths", None, 'Comma list of tokens of context; "..." means doubling.'
+    "lengths", None, 'Context lengths, comma-separated; "..." means doubling.'
 )
 _PROTOCOL = flags.DEFINE_enum(
     "protocol",
     "last256",
     list(protocols.PROTOCOLS),
-    "Tokens scored in each region: its last 256, or all: in pieces, in"
-    " overlapping windows, or in one reading of the longest length.",
-)
-_STRIDE = cli.define_whole_number(
-    "stride",
-    None,
-    "Of --protocol=sliding; default: a quarter of the length.",
-    1,
-)
-_REGIONS = cli.define_whole_number(
-    "regions", 32, "At most so many regions of the longest length.", 1
+    "Tokens to score in each region: the last 256; all, in separate pieces; all,"
+    " in sliding windows; or all, in one pass, by position.",
 )
 _TEXT = flags.DEFINE_list(
-    "text", [], "Files to read, one document each; default: the run's corpus."
+    "text", [], "Files to evaluate instead of the run's corpus."
 )
 _SPLIT = flags.DEFINE_enum(
     "split", "test", ["train", "validation", "test"], "Split of the corpus."
 )
-_DATA_DIR = flags.DEFINE_string(
-    "data_dir", "", "Folder of built-in corpora; empty: as in training."
-)
-_SOURCE = flags.DEFINE_string(
-    "source",
-    "",
-    "Corpus to read of those of the training, or where its folder is now;"
-    " empty: the first.",
-)
 _RETRIEVAL = flags.DEFINE_list(
-    "retrieval", [], "Retrieval tasks at the same lengths, such as passkey."
+    "retrieval", [], "Retrieval tasks to run at each length, such as passkey."
 )
-_RETRIEVAL_SAMPLES = cli.define_whole_number(
-    "retrieval_samples", 20, "Texts for each task, length and depth.", 1
-)
-_BATCH_SIZE = cli.define_whole_number(
-    "batch_size", 0, "Texts read at a time; 0: as many as fit in memory.", 0
-)
-_CHUNK = cli.define_whole_number("chunk", 512, "Tokens read at a time.", 1)
 _OUTPUT = flags.DEFINE_string(
     "output",
     None,
     "Folder of results; default: evaluation/SPLIT_PROTOCOL_stepN in the workdir.",
+)
+cli.define_whole_number(
+    "stride",
+    None,
+    "Stride of --protocol=sliding; default: a quarter of each length.",
+    1,
+)
+cli.define_whole_number(
+    "regions", 32, "Maximum number of regions of the longest length.", 1
+)
+flags.DEFINE_string(
+    "data_dir", "", "Folder of built-in corpora; default: as in training."
+)
+flags.DEFINE_string(
+    "source",
+    "",
+    "Training source to evaluate, or its new location; default: the first.",
+)
+cli.define_whole_number(
+    "retrieval_samples", 20, "Texts per retrieval task, length and depth.", 1
+)
+cli.define_whole_number(
+    "batch_size", 0, "Texts per batch; 0: as many as fit in memory.", 0
+)
+cli.define_whole_number("chunk", 512, "Tokens per step.", 1)
+# Flags that are settings of the same name.
+_SETTINGS = (
+    *("protocol", "stride", "split", "data_dir", "source", "retrieval"),
+    *("retrieval_samples", "batch_size", "chunk"),
 )
 
 
@@ -91,13 +95,13 @@ def main(argv: list[str]) -> None:
       )
   for name in "split", "source", "data_dir":
     if _TEXT.value and flags.FLAGS[name].present:
-      raise ConfigError(f"--{name} is of the corpus, which --text replaces.")
+      raise ConfigError(f"--{name} is of the corpus, but --text replaces it.")
   if flags.FLAGS["retrieval_samples"].present and not _RETRIEVAL.value:
     raise ConfigError("--retrieval_samples needs --retrieval=TASK,TASK.")
   if _LENGTHS.value is None:
-    raise ConfigError("give the lengths to read: --lengths=128,256,...,4096.")
+    raise ConfigError("give the context lengths: --lengths=128,256,...,4096.")
   lengths = regions.parse_lengths(_LENGTHS.value)
-  # JAX takes seconds to start; a wrong flag is told at once.
+  # Importing JAX takes seconds; wrong flags fail before it.
   from dape_jax.checkpoint import runs
   from dape_jax.checkpoint.paths import is_remote
   from dape_jax.evaluation import extrapolation, report
@@ -115,35 +119,27 @@ def main(argv: list[str]) -> None:
         " report."
     )
   output = pathlib.Path(_OUTPUT.value or folder)
-  # Before hours of work are spent on what cannot be kept.
+  # Fail before hours of work if the results cannot be written.
   report.make_folder(output)
   report.make_folder(output / "rows")
   settings = extrapolation.Settings(
       lengths=lengths,
-      protocol=_PROTOCOL.value,
-      stride=_STRIDE.value,
-      max_regions=_REGIONS.value,
-      split=_SPLIT.value,
-      data_dir=_DATA_DIR.value,
-      source=_SOURCE.value,
+      max_regions=flags.FLAGS.regions,
       texts=_TEXT.value,
-      retrieval=_RETRIEVAL.value,
-      retrieval_samples=_RETRIEVAL_SAMPLES.value,
-      batch_size=_BATCH_SIZE.value,
-      chunk=_CHUNK.value,
+      **{name: flags.FLAGS[name].value for name in _SETTINGS},
   )
   results = extrapolation.evaluate_runs(found, settings, output)
   try:
     paths = report.write(results, output)
   except OSError as error:
     raise ConfigError(
-        f"--output={output}: {error.strerror}; the same command makes the"
-        " report from what was read, once it can be written."
+        f"--output={output}: {error.strerror}; fix this and rerun the command"
+        " to write the report from the rows already evaluated."
     ) from error
   print(report.table(results), *paths, sep="\n")
 
 
 if __name__ == "__main__":
-  # What the terminal has no letter for is shown as "?".
+  # Print "?" for characters that the terminal cannot encode.
   sys.stdout.reconfigure(errors="replace")
   cli.run(main)

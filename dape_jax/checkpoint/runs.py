@@ -1,4 +1,4 @@
-"""Checkpoints under evaluation: loading them, and comparing like with like."""
+"""Loads checkpoints for evaluation, with their tokenizer and corpus."""
 
 import collections
 import dataclasses
@@ -18,15 +18,15 @@ from dape_jax.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A checkpoint with what is needed to evaluate it.
+  """A checkpoint and what is needed to evaluate it.
 
   Attributes:
-    checkpoint: path that was asked for.
+    checkpoint: path as given.
     workdir: folder of the training run.
-    config: the experiment's.
+    config: of the experiment.
     params: nested dict of float32 arrays; None until `load_params`.
     step: optimizer steps of the checkpoint.
-    fingerprint: of the corpus it was trained on, or of each, with commas.
+    fingerprint: of the training corpus; comma-separated if there are several.
     checksum: of the parameters' bits.
   """
 
@@ -46,7 +46,7 @@ def find_run(path: str) -> Run:
     path: workdir, its `checkpoints` folder, or one step in there.
 
   Raises:
-    ConfigError: there is no finished checkpoint, or its metadata is damaged.
+    ConfigError: no finished checkpoint exists, or its metadata is damaged.
   """
   folder = step_folder(path)
   metadata = checkpoint.load_metadata(folder)
@@ -63,7 +63,7 @@ def find_run(path: str) -> Run:
 
 
 def load_params(run: Run) -> Any:
-  """Returns the parameters of a run, which fit its checksum.
+  """Loads the parameters of a run and verifies their checksum.
 
   Raises:
     ConfigError: the checkpoint is damaged.
@@ -71,13 +71,13 @@ def load_params(run: Run) -> Any:
   _, params, step = checkpoint.load_for_evaluation(run.checkpoint)
   if step != run.step:
     raise ConfigError(
-        f"{run.checkpoint} has got step {step} since step {run.step} was looked"
-        " up: name the step, as in checkpoints/STEP."
+        f"{run.checkpoint}: step {step} was saved after step {run.step} was"
+        " selected; name the step, as in checkpoints/STEP."
     )
   if int(bit_checksum(params)) != run.checksum:
     raise ConfigError(
-        f"{run.checkpoint} has got other parameters since it was looked up, as"
-        " of another training: start again when that has ended."
+        f"{run.checkpoint}: the parameters changed during evaluation, probably by"
+        " another training run; rerun the command when that has ended."
     )
   return params
 
@@ -92,7 +92,7 @@ def check_reads_text(run: Run, instead: str) -> None:
   """Checks that a run was trained on text.
 
   Raises:
-    ConfigError: it was on a generated task; the message ends with `instead`.
+    ConfigError: it was trained on a generated task; the message ends with `instead`.
   """
   if isinstance(run.config.data, TaskConfig):
     raise ConfigError(
@@ -102,11 +102,11 @@ def check_reads_text(run: Run, instead: str) -> None:
 
 
 def warn_of_edge(run: Run, name: str) -> None:
-  """Says on stderr if what a chunk is read as depends on where it ends."""
+  """Warns on stderr if results depend on where chunks end."""
   if run.config.model.encoding_options.get("edge") == "zero":
     print(
-        f'{name}: edge="zero" of DAPE V2 is not prefix-invariant; read through a'
-        " cache, rows at the end of a chunk differ from training.",
+        f'{name}: edge="zero" of DAPE V2 is not prefix-invariant; with a cache,'
+        " the last row of each chunk differs from training.",
         file=sys.stderr,
     )
 
@@ -114,10 +114,10 @@ def warn_of_edge(run: Run, name: str) -> None:
 def run_names(runs: Sequence[Run]) -> list[str]:
   """Returns for each run the shortest end of its path that is unique.
 
-  None is "crop", which is the baseline. What cannot be printed is "?".
+  No name is "crop", which is the baseline. Unprintable characters become "?".
 
   Raises:
-    ConfigError: the same checkpoint is there twice.
+    ConfigError: the same checkpoint is given twice.
   """
   workdirs = collections.Counter(run.workdir for run in runs)
   parts = []
@@ -142,7 +142,7 @@ def load_tokenizer(run: Run) -> data.Tokenizer:
   """Returns the tokenizer of a run, which was trained on text.
 
   Raises:
-    ConfigError: it is not there, or is not that of the training.
+    ConfigError: it is missing, or differs from the one used in training.
   """
   settings = run.config.data
   return data.load_tokenizer(
@@ -156,34 +156,34 @@ def load_corpus_of(
   """Returns a corpus that all runs were trained on.
 
   Args:
-    runs: at least one; those of several sources were trained on all of them.
+    runs: at least one.
     data_dir: folder of built-in corpora; "" means the first run's setting.
-    source: as in config.data.source, or where that folder is now; "" is the
-      first of the first run.
+    source: as in config.data.source, or the folder's new location; "" means the
+      first source of the first run.
 
   Raises:
-    ConfigError: the runs' corpora differ, or the present one differs: test
-      tokens would differ, or have been trained on.
+    ConfigError: the runs' corpora differ, or the current corpus differs from
+      theirs, so that test tokens may have been trained on.
   """
   first = runs[0]
   for run in runs[1:]:
     if run.fingerprint != first.fingerprint:
       raise ConfigError(
           f"{first.checkpoint} was trained on corpus {first.fingerprint},"
-          f" {run.checkpoint} on {run.fingerprint}: their results do not"
-          " compare; compare runs of one corpus."
+          f" {run.checkpoint} on {run.fingerprint}: their results are"
+          " not comparable; compare runs of one corpus."
       )
   settings = first.config.data
   name, tokenizer = source or settings.source.split(",")[0], settings.tokenizer
   if not tokenizer and "/" not in name:
-    # A built-in corpus beside folders has the tokenizer of those.
+    # A built-in corpus mixed with folders uses the tokenizer of the folders.
     tokenizer = load_tokenizer(first).location
   corpus = data.load_corpus(name, tokenizer, data_dir or settings.dir)
   trained_on = first.fingerprint.split(",")
   if corpus.fingerprint not in (trained_on if source else trained_on[:1]):
     raise ConfigError(
         f"{first.checkpoint} was trained on corpus {first.fingerprint}, the one"
-        f" here is {corpus.fingerprint} (other package versions make another"
-        " corpus): give --source=FOLDER of the one it was trained on."
+        f" found is {corpus.fingerprint} (package versions affect the corpus):"
+        " give --source=FOLDER of the training corpus."
     )
   return corpus

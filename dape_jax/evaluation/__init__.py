@@ -1,1 +1,1 @@
-"""How far a language model reads beyond its training length."""
+"""Evaluation of length extrapolation: perplexity, retrieval and accuracy."""

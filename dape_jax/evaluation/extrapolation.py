@@ -1,6 +1,8 @@
-"""Evaluates runs on the same tokens, and goes on where it was interrupted."""
+"""Evaluates runs on the same tokens; an interrupted evaluation resumes."""
 
+import collections
 import dataclasses
+import hashlib
 import pathlib
 import resource
 import shlex
@@ -21,30 +23,28 @@ from dape_jax.checkpoint.runs import (
 )
 from dape_jax.errors import ConfigError
 from dape_jax.evaluation import results
-from dape_jax.evaluation.plan import make_plan
-from dape_jax.evaluation.row_files import RowFiles
-from dape_jax.evaluation.run_reader import RunReader
+from dape_jax.evaluation.reading import make_plan
+from dape_jax.evaluation.run_reader import RowFiles, RunReader
 from dape_jax.evaluation.tasks.prompts import make_prompt
-from dape_jax.evaluation.texts import open_texts
 from dape_jax.models.layer_encodings import check_positions
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What is measured.
+  """Settings of an evaluation.
 
   Attributes:
-    lengths: inputs per reading, increasing.
+    lengths: context lengths, increasing.
     protocol: a name in `protocols.PROTOCOLS`.
-    stride: of protocol "sliding"; None is a quarter of each length.
-    max_regions: at most so many regions of the longest length are read.
+    stride: for protocol "sliding"; None means a quarter of each length.
+    max_regions: maximum number of regions of the longest length.
     split: of the corpus.
     data_dir, source: see `runs.load_corpus_of`.
-    texts: files to read in place of the corpus, see `texts.open_texts`.
-    retrieval: names in `prompts.TASKS`, at the same lengths.
+    texts: files to evaluate instead of the corpus, see `open_texts`.
+    retrieval: names in `prompts.TASKS`, evaluated at the same lengths.
     retrieval_samples: texts for each length and depth.
-    batch_size: texts read at a time; 0 is as many as fit in memory.
-    chunk: tokens of a text read at a time.
+    batch_size: texts per batch; 0 means as many as fit in memory.
+    chunk: tokens per step.
   """
 
   lengths: Sequence[int]
@@ -62,10 +62,10 @@ class Settings:
 
 
 def check_runs(runs: Sequence[Run], lengths: Sequence[int]) -> None:
-  """Checks that runs can be read at all lengths.
+  """Checks that runs can be evaluated at all lengths.
 
   Raises:
-    ConfigError: they cannot, or not by this script.
+    ConfigError: a run has too few positions, or was trained on a task.
   """
   for name, run in zip(run_names(runs), runs, strict=True):
     command = "python -m dape_jax.studies.tasks"
@@ -79,11 +79,10 @@ def check_runs(runs: Sequence[Run], lengths: Sequence[int]) -> None:
 def open_split(
     runs: Sequence[Run], settings: Settings
 ) -> tuple[data.Split, data.Tokenizer]:
-  """Returns the text that all runs are evaluated on, and their tokenizer.
+  """Returns the text to evaluate all runs on, and their tokenizer.
 
   Raises:
-    ConfigError: the runs' corpora or tokenizers differ, or a file is not as it
-      should be.
+    ConfigError: the runs' corpora or tokenizers differ, or see `open_texts`.
   """
   if not settings.texts:
     corpus = load_corpus_of(runs, settings.data_dir, settings.source)
@@ -93,16 +92,67 @@ def open_split(
   for run in runs[1:]:
     if load_tokenizer(run).sha256 != tokenizer.sha256:
       raise ConfigError(
-          f"{first.checkpoint} and {run.checkpoint} have other tokenizers:"
-          " their results do not compare."
+          f"{first.checkpoint} and {run.checkpoint} have different tokenizers:"
+          " their results are not comparable."
       )
   if len(settings.texts) > settings.max_regions:
     raise ConfigError(
         f"--regions={settings.max_regions} is less than the"
-        f" {len(settings.texts)} files of --text: some would not be read."
+        f" {len(settings.texts)} files of --text: some would be left out."
     )
   split = open_texts(settings.texts, tokenizer, max(settings.lengths))
   return split, tokenizer
+
+
+def open_texts(
+    paths: Sequence[str], tokenizer: data.Tokenizer, longest: int
+) -> data.Split:
+  """Returns a split with one document per file, each ending in EOS.
+
+  Args:
+    paths: files, read as bytes.
+    tokenizer: the runs' tokenizer.
+    longest: context length that every file must be long enough for.
+
+  Returns:
+    A split called "text"; its fingerprint is a hash of the files' contents, in
+    order.
+
+  Raises:
+    ConfigError: a file is missing, empty or too short, or two are identical.
+  """
+  documents, hashes = [], []
+  for path in paths:
+    try:
+      text = pathlib.Path(path).expanduser().read_bytes()
+    except OSError as error:
+      raise ConfigError(f"--text={path}: {error.strerror}.") from error
+    tokens = np.append(
+        tokenizer.encode(text), tokenizer.dtype.type(tokenizer.eos)
+    )
+    allowed = len(tokens) - 1
+    if allowed < longest:
+      fix = f"use --lengths up to {allowed}" if allowed else "leave it out"
+      raise ConfigError(
+          f"--text={path} has {allowed} tokens, too few for"
+          f" --lengths={longest}; {fix}."
+      )
+    documents.append(tokens)
+    hashes.append(hashlib.sha256(text).hexdigest())
+  [(most, count)] = collections.Counter(hashes).most_common(1)
+  if count > 1:
+    first, second, *_ = (p for p, h in zip(paths, hashes) if h == most)
+    raise ConfigError(
+        f"--text: {first} and {second} are the same text, which would count"
+        " twice; leave one out."
+    )
+  return data.Split(
+      split_name="text",
+      fingerprint=hashlib.sha256("".join(hashes).encode()).hexdigest()[:16],
+      tokens=np.concatenate(documents),
+      starts=np.cumsum([0, *map(len, documents)]),
+      name_of=paths.__getitem__,
+  )
 
 
 def evaluate_runs(
@@ -111,15 +161,15 @@ def evaluate_runs(
   """Evaluates runs on the same tokens.
 
   Args:
-    runs: from `runs.find_run`; the parameters of one at a time are loaded.
-    settings: what is measured.
-    folder: exists; what is read is kept in `rows` in it, and not read again.
+    runs: from `runs.find_run`; parameters are loaded for one run at a time.
+    settings: what to evaluate.
+    folder: existing folder; rows are cached in its `rows` subfolder.
 
   Returns:
     Results in the schema of `report.results_file`.
 
   Raises:
-    ConfigError: see `check_runs`, `open_split` and `plan.make_plan`.
+    ConfigError: see `check_runs`, `open_split` and `reading.make_plan`.
   """
   check_runs(runs, settings.lengths)
   split, tokenizer = open_split(runs, settings)

@@ -1,4 +1,4 @@
-"""How many texts are read at a time: as many as fit in the memory free now."""
+"""Chooses the batch size from the memory that is free."""
 
 import pathlib
 from collections.abc import Callable
@@ -10,12 +10,12 @@ import psutil
 
 from dape_jax.evaluation.perplexity import chunk_for
 
-# Of the memory free: the rest is for what grows beside, and for other programs.
+# Share of the free memory to use; the rest is left for other allocations.
 FRACTION = 0.5
 
 
 def free_bytes() -> int:
-  """Returns the memory free now: of the device, or on a CPU of the machine."""
+  """Returns the free memory of the device, or of the host on a CPU."""
   stats = jax.local_devices()[0].memory_stats()
   if stats and "bytes_limit" in stats:
     return stats["bytes_limit"] - stats["bytes_in_use"]
@@ -23,20 +23,20 @@ def free_bytes() -> int:
 
 
 def free_host_bytes(group: str = "/sys/fs/cgroup") -> int:
-  """Returns the memory that a process of this machine can still have.
+  """Returns the host memory that this process can still allocate.
 
-  What the operating system says is available, or what a container's limit leaves
-  if that is less.
+  The smaller of the memory available on the machine and what the container's
+  limit leaves.
 
   Args:
-    group: folder of the container's limits on Linux.
+    group: cgroup folder with the container's limits (Linux).
   """
   available = psutil.virtual_memory().available
   group = pathlib.Path(group)
   try:
     limit = int((group / "memory.max").read_text())
     used = int((group / "memory.current").read_text())
-    # Cached files give way.
+    # The kernel evicts cached files on demand.
     used -= _field(group / "memory.stat", "inactive_file")
   except (OSError, LookupError, ValueError):  # No limit: "max".
     return available
@@ -52,7 +52,7 @@ def _field(path: pathlib.Path, name: str) -> int:
 
 
 def cache_capacity(longest: int, chunk: int) -> int:
-  """Returns how many slots a cache has at the end of a text."""
+  """Returns the cache capacity at the end of a text."""
   capacity = chunk
   while capacity < longest:
     capacity *= 2
@@ -62,16 +62,16 @@ def cache_capacity(longest: int, chunk: int) -> int:
 def step_bytes(
     step: Callable[..., Any], model: Any, params: Any, chunk: int, capacity: int
 ) -> int:
-  """Returns the memory that reading a chunk of one text takes, in bytes.
+  """Returns the bytes that one step takes per text, without the parameters.
 
-  That is the cache as it comes and goes, the logits and everything in between,
-  as the compiler has laid them out; without the parameters.
+  Taken from the compiler's memory analysis: the cache on input and output, the
+  logits and all temporaries.
 
   Args:
-    step: of `perplexity.make_step(model)`.
+    step: from `perplexity.make_step(model)`.
     model, params: the model and its parameters.
-    chunk: tokens.
-    capacity: slots of the cache.
+    chunk: tokens per step.
+    capacity: cache capacity.
   """
   abstract = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
   cache = jax.eval_shape(lambda: model.empty_cache(1, capacity))
@@ -88,14 +88,14 @@ def step_bytes(
 
 
 class BatchSize:
-  """Chooses how many texts are read at a time."""
+  """Chooses the number of texts per batch."""
 
   def __init__(self, asked: int, chunk: int):
-    """Initialises.
+    """Initializes the chooser.
 
     Args:
-      asked: that many; 0 is as many as fit.
-      chunk: tokens read at a time, at most.
+      asked: the batch size; 0 means as many as fit.
+      chunk: maximum tokens per step.
     """
     self._asked = asked
     self._chunk = chunk
@@ -109,19 +109,20 @@ class BatchSize:
       longest: int,
       num_texts: int,
   ) -> int:
-    """Returns a number from 1 to `num_texts`.
+    """Returns a batch size from 1 to `num_texts`.
 
     Args:
-      step, model, params: see `step_bytes`; the parameters are in memory.
+      step, model, params: see `step_bytes`; the parameters are already loaded.
       longest: tokens of the longest text.
-      num_texts: how many there are.
+      num_texts: number of texts.
     """
     if self._asked or num_texts <= 1:
       return max(1, min(self._asked or 1, num_texts))
     chunk = chunk_for(longest, self._chunk)
     key = (model, chunk, cache_capacity(longest, chunk))
     free = int(FRACTION * free_bytes())
-    # Measuring means compiling. Shorter texts take no more than longer ones.
+    # Measuring compiles the step, so reuse measurements of longer texts, which
+    # are upper bounds.
     longer = (
         used
         for (of, *sizes), used in self._measured.items()
@@ -135,11 +136,11 @@ class BatchSize:
 
 
 def even_rows(fitting: int, num_texts: int) -> int:
-  """Returns the largest power of two for a batch that wastes little.
+  """Returns the largest power of two that wastes few rows.
 
-  Batches have equally many rows, so the last one may have empty ones: at most a
-  quarter of the number of texts. Powers of two, so that few programs are
-  compiled for the many numbers of texts that an evaluation has.
+  All batches have the same number of rows, so the last may have empty ones: at
+  most a quarter of the number of texts. Powers of two keep the number of
+  compiled programs small.
 
   Args:
     fitting: rows that fit in memory.

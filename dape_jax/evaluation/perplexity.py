@@ -1,8 +1,8 @@
 """Negative log-likelihood of segments under a language model.
 
-Segments are read in chunks through the key/value cache, so that memory grows
-with the length and not with its square; the cache's capacity doubles as it
-fills, so that early chunks carry few slots from layer to layer.
+Segments are processed in chunks through the key/value cache, so memory is linear
+in the length, not quadratic. The cache starts small and doubles its capacity as
+it fills, which keeps early chunks cheap.
 """
 
 import functools
@@ -20,12 +20,12 @@ from dape_jax.evaluation.protocols import Segment
 
 
 class TokenScores(NamedTuple):
-  """What a model says of consecutive targets.
+  """Scores of consecutive targets under a model.
 
   Attributes:
     nats: float32 [n], negative log-likelihoods.
-    is_top: bool [n], whether the target is the argmax of the logits (of equal
-      ones the first).
+    is_top: bool [n], whether the target is the argmax of the logits (the first
+      if tied).
   """
 
   nats: np.ndarray
@@ -33,15 +33,15 @@ class TokenScores(NamedTuple):
 
 
 def make_step(model: Any) -> Callable[..., Any]:
-  """Returns the jitted step that reads one chunk, see `make_segment_scores`.
+  """Returns the jitted step that scores one chunk.
 
-  It is called with (params, cache, tokens_BxT, targets_BxT, segment_ids_BxT)
-  and returns (nats_BxT, is_top_BxT, cache); the cache given is donated.
+  The step maps (params, cache, tokens_BxT, targets_BxT, segment_ids_BxT) to
+  (nats_BxT, is_top_BxT, cache); it donates the cache.
   """
 
   @functools.partial(jax.jit, donate_argnames="cache")
   def step(params, cache, tokens_BxT, targets_BxT, segment_ids_BxT):
-    # Positions go on from where the cache ends.
+    # Positions continue from the end of the cache.
     logits_BxTxV, cache = model.apply(
         {"params": params},
         tokens_BxT,
@@ -54,7 +54,7 @@ def make_step(model: Any) -> Callable[..., Any]:
     )
     nats_BxT = -picked_BxTx1[..., 0]
     is_top_BxT = jnp.argmax(logits_BxTxV, axis=-1) == targets_BxT
-    # The argmax of logits that are all NaN is the first id.
+    # argmax of all-NaN logits is id 0, which must not count as a hit.
     return nats_BxT, is_top_BxT & ~jnp.isnan(nats_BxT), cache
 
   return step
@@ -63,7 +63,7 @@ def make_step(model: Any) -> Callable[..., Any]:
 def make_segment_scores(
     model: Any, step: Callable[..., Any] | None = None
 ) -> Callable[..., list[TokenScores]]:
-  """Returns the function that reads segments, compiled once for `model`.
+  """Returns a function that scores segments under `model`.
 
   It compiles one step for each (batch size, chunk size, cache capacity).
 
@@ -71,7 +71,7 @@ def make_segment_scores(
     model: decoder such as `models.Transformer`: `model.apply({"params":
       params}, tokens_BxT, segment_ids=, cache=)` returns float32 logits
       [B, T, V] and the cache; `model.empty_cache(batch_size, capacity)`.
-    step: of `make_step(model)`, to share its compiled programs.
+    step: from `make_step(model)`, to share its compiled programs.
 
   Returns:
     `segment_scores(params, token_rows, lengths, scored, chunk)`, see there.
@@ -88,17 +88,17 @@ def make_segment_scores(
   ) -> list[TokenScores]:
     """Returns the scores of each segment's last `scored` targets.
 
-    The result does not depend on `chunk`, nor on the other rows; except for
+    The result depends neither on `chunk` nor on the other rows, except for
     DAPE V2 with edge="zero", whose last row depends on where the matrix ends.
 
     Args:
       params: the model's parameters.
       token_rows: [B, max(lengths) + 1] token ids; row b holds lengths[b] inputs
-        and one more target, what follows is padding of any value.
-      lengths: [B] inputs per row; 0 for a row that only fills the batch.
-      scored: [B] how many of a row's last predictions are wanted.
-      chunk: tokens of a row read at a time.
-      on_tokens: called after each chunk with how many tokens it had.
+        and one more target, followed by padding of any value.
+      lengths: [B] inputs per row; 0 for a row that pads the batch.
+      scored: [B] number of final predictions to return per row.
+      chunk: tokens per step.
+      on_tokens: called after each chunk with its number of tokens.
 
     Returns:
       The scores of each row's last `scored[b]` targets.
@@ -127,7 +127,7 @@ def make_segment_scores(
           segment_ids_BxT[:, start:end],
       )
       chunks.append(scores)
-      # The device reads this chunk while the host waits for the one before it.
+      # Fetch the previous chunk while the device computes this one.
       if len(chunks) > 1:
         chunks[-2] = jax.device_get(chunks[-2])
       on_tokens(int(segment_ids_BxT[:, start:end].sum()))
@@ -146,10 +146,9 @@ def make_segment_scores(
 
 
 def chunk_for(longest: int, chunk: int) -> int:
-  """Returns the tokens read at a time of texts of up to `longest` tokens.
+  """Returns the chunk size for texts of up to `longest` tokens.
 
-  `chunk`, or for short texts a power of two, so that few different ones are
-  compiled.
+  At most `chunk`; a power of two for short texts, to compile few programs.
   """
   return min(chunk, next_power_of_two(longest))
 
@@ -164,16 +163,16 @@ def score_segments(
     chunk: int,
     on_tokens: Callable[[int], Any] = lambda tokens: None,
 ) -> dict[Segment, np.ndarray]:
-  """Returns the nats of each distinct segment, read in batches.
+  """Returns the nats of each distinct segment, scored in batches.
 
   Args:
     segment_scores: from `make_segment_scores`.
     params: the model's parameters.
     split: of a `data.Corpus`: `.tokens` and `.starts`.
-    segments: what to read; repeated ones are read once.
-    batch_size: segments read at a time, at most.
-    chunk: tokens of a segment read at a time, at most.
-    on_tokens: called with the number of tokens that were just read.
+    segments: what to score; duplicates are scored once.
+    batch_size: maximum segments per batch.
+    chunk: maximum tokens per step.
+    on_tokens: called with the number of tokens just processed.
 
   Returns:
     {segment: float32 nats [segment.scored]}.
@@ -184,8 +183,7 @@ def score_segments(
   for first in range(0, len(ordered), rows or 1):
     batch = ordered[first : first + rows]
     longest = batch[-1].length
-    # Every batch has the same number of rows: a new one would be a new
-    # compilation.
+    # A different number of rows would compile another program.
     token_rows = np.zeros((rows, longest + 1), np.int32)
     for row, segment in zip(token_rows, batch):
       row[: segment.length + 1] = segment_tokens(
@@ -205,19 +203,19 @@ def score_segments(
 
 
 def perplexity(nats: float, num_tokens: int) -> float:
-  """Returns exp(nats / num_tokens); infinite when beyond float64."""
+  """Returns exp(nats / num_tokens), infinity on overflow."""
   with np.errstate(over="ignore"):
     return float(np.exp(np.float64(nats) / num_tokens))
 
 
 def bits_per_byte(nats: float, num_bytes: int) -> float:
-  """Returns nats / ln 2 / num_bytes; NaN when no byte was scored."""
+  """Returns nats / ln 2 / num_bytes; NaN if no byte was scored."""
   return nats / math.log(2) / num_bytes if num_bytes else math.nan
 
 
 def segment_tokens(
     split: Any, segment: Segment, first: int, end: int
 ) -> np.ndarray:
-  """Returns tokens [first, end) behind the segment's first input."""
+  """Returns tokens [first, end), counted from the segment's first input."""
   offset = int(split.starts[segment.document]) + segment.start
   return np.asarray(split.tokens[offset + first : offset + end])

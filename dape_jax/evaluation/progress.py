@@ -1,4 +1,4 @@
-"""How far an evaluation is, on stderr."""
+"""Progress of an evaluation, on stderr."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ import tqdm
 
 
 class Progress:
-  """Tokens read so far: a bar on a terminal, else a line now and then."""
+  """Counts processed tokens: a bar on a terminal, otherwise periodic lines."""
 
   _SECONDS_BETWEEN_LINES = 30
 
@@ -30,7 +30,7 @@ class Progress:
     now = time.monotonic()
     due = now - self._last_line > self._SECONDS_BETWEEN_LINES
     if due and not self._on_terminal:
-      self.line(f"{self._done:,} of {self._total:,} tokens read")
+      self.line(f"{self._done:,} of {self._total:,} tokens processed")
 
   def line(self, text: str) -> None:
     tqdm.tqdm.write(f"{self._label}: {text}", file=sys.stderr)

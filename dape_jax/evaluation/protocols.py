@@ -1,10 +1,10 @@
-"""Which tokens are scored, and from which inputs: evaluation protocols.
+"""Evaluation protocols: which tokens are scored, with how much context.
 
-Lengths are compared on the *same* tokens, so that they differ by context only:
-each protocol says how a region of the longest length is read at a given length.
+All lengths score the *same* tokens, so that results differ by context only. A
+protocol splits a region of the longest length into segments for each length.
 
-A protocol is a function `(region, length) -> list of Segment`. Within one
-region its segments score every token of the protocol's block exactly once.
+A protocol is a function `(region, length) -> list of Segment`. Its segments
+score every token of the protocol's block exactly once.
 """
 
 import functools
@@ -19,15 +19,15 @@ _BLOCK = 256
 
 
 class Segment(NamedTuple):
-  """One reading: inputs at positions 0..length-1, no BOS added.
+  """One forward pass: inputs at positions 0..length-1, without BOS.
 
-  Prediction i is of the document's token start + i + 1.
+  Prediction i is for the document's token start + i + 1.
 
   Attributes:
     document: index of the document in its split.
     start: offset of the first input from the document's first token.
     length: number of inputs.
-    scored: how many of the last predictions count.
+    scored: number of final predictions that count.
   """
 
   document: int
@@ -43,15 +43,15 @@ def last256(region: Region, length: int) -> list[Segment]:
   """Scores the last 256 targets of a region (DAPE, arXiv 2405.14722).
 
   The block of the last min(256, region.length) targets is tiled from its end
-  into sub-blocks of min(256, length) targets, each read from the `length`
+  into sub-blocks of min(256, length) targets, each scored with the `length`
   inputs that end there. Departure from the paper, which scores min(256,
-  length) targets: here all lengths score the same block, for a short length
-  in several readings. The earliest sub-block may be smaller; it keeps `length`
+  length) targets: here all lengths score the same block, short lengths in
+  several segments. The earliest sub-block may be smaller; it keeps `length`
   inputs of context, or as many as the document has before it.
 
   Args:
-    region: what to read.
-    length: inputs per reading, at most region.length.
+    region: what to score.
+    length: inputs per segment, at most region.length.
 
   Returns:
     Segments, first to last.
@@ -70,13 +70,13 @@ def last256(region: Region, length: int) -> list[Segment]:
 def all_positions(region: Region, length: int) -> list[Segment]:
   """Scores every target of a region (KERPLE, arXiv 2205.09921).
 
-  The region is cut from its start into non-overlapping readings of `length`
-  inputs; every prediction counts, position 0 and the last, partial reading
-  included.
+  The region is cut from its start into non-overlapping segments of `length`
+  inputs. Every prediction counts, including position 0 and the last, partial
+  segment.
 
   Args:
-    region: what to read.
-    length: inputs per reading.
+    region: what to score.
+    length: inputs per segment.
 
   Returns:
     Segments, first to last.
@@ -94,14 +94,14 @@ def sliding(
 ) -> list[Segment]:
   """Scores every target of a region, each with a nearly full context.
 
-  Windows of `length` inputs move through the region by `stride`, the last one
-  to the region's end. The first scores all of its targets, later ones those
-  that no window before them has seen: a target at offset i sees min(i + 1,
+  Windows of `length` inputs move through the region by `stride`; the last ends
+  with the region. The first scores all of its targets, later ones only the
+  targets not yet scored: a target at offset i sees min(i + 1,
   between length - stride + 1 and length) tokens (Baevski and Auli 2018, arXiv
   1809.10853; Press et al. 2020, arXiv 2012.15832).
 
   Args:
-    region: what to read.
+    region: what to score.
     length: inputs per window.
     stride: at most `length`; default: `quarter(length)`.
 
@@ -109,7 +109,7 @@ def sliding(
     Segments, first to last.
 
   Raises:
-    ConfigError: targets between two windows would not be scored.
+    ConfigError: stride > length would skip targets between windows.
   """
   stride = quarter(length) if stride is None else stride
   if stride > length:
@@ -121,12 +121,12 @@ def sliding(
 
 
 def positionwise(region: Region, length: int) -> list[Segment]:
-  """Reads a region of `length` once (KERPLE, arXiv 2205.09921, figures 5, 7).
+  """Scores a region in one pass (KERPLE, arXiv 2205.09921, figures 5, 7).
 
-  The loss is reported for each bucket of positions, see `position_edges`.
+  The loss is reported per bucket of positions, see `position_edges`.
 
   Args:
-    region: what to read.
+    region: what to score.
     length: of the region.
 
   Returns:
@@ -136,9 +136,9 @@ def positionwise(region: Region, length: int) -> list[Segment]:
 
 
 def position_edges(lengths: Sequence[int]) -> list[int]:
-  """Returns where buckets of positions begin, and at last the longest length.
+  """Returns the edges of the position buckets; the last is the longest length.
 
-  That is at 0, at the powers of two and at the lengths that were asked for.
+  Buckets begin at 0, at powers of two and at the given lengths.
   """
   longest = max(lengths)
   powers = {1 << i for i in range(longest.bit_length())}
@@ -158,11 +158,10 @@ def protocol(name: str, stride: int | None = None) -> Protocol:
 
   Args:
     name: in PROTOCOLS.
-    stride: of "sliding"; None is its default.
+    stride: for "sliding"; None means its default.
 
   Raises:
-    ConfigError: there is none, the message names the valid ones; or it has no
-      stride.
+    ConfigError: the name is unknown, or the protocol has no stride.
   """
   if name not in PROTOCOLS:
     raise ConfigError(
@@ -179,22 +178,22 @@ def protocol(name: str, stride: int | None = None) -> Protocol:
 
 
 def quarter(length: int) -> int:
-  """Returns the stride of windows of `length` inputs by default."""
+  """Returns the default stride of windows of `length` inputs."""
   return max(1, length // 4)
 
 
 def crop(segment: Segment, train_length: int) -> list[Segment]:
-  """Returns readings of the same targets with the context cut (baseline).
+  """Returns segments with the same targets and cropped context (baseline).
 
   Windows of `train_length` inputs move through the segment by a stride of
   `quarter(train_length)`. The first scores all of its targets that the segment
-  scores, later ones their last `stride`: a target at offset i of the segment
+  scores, later ones the last `stride`: a target at offset i of the segment
   sees min(i + 1, between train_length - stride + 1 and train_length) tokens. A
-  model that reads beyond its training length must beat this (DroPE, arXiv
+  model that extrapolates beyond its training length must beat this (DroPE, arXiv
   2512.12167).
 
   Args:
-    segment: the reading to imitate.
+    segment: whose targets are scored.
     train_length: inputs per window.
 
   Returns:
@@ -204,7 +203,7 @@ def crop(segment: Segment, train_length: int) -> list[Segment]:
 
 
 def _windows(segment: Segment, length: int, stride: int) -> list[Segment]:
-  """Returns windows that score the segment's targets, each once."""
+  """Returns windows that score each target of the segment once."""
   if segment.length <= length:
     return [segment]
   windows = []

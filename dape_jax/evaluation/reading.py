@@ -1,5 +1,12 @@
-"""Nats of a plan's documents under one model, length by length."""
+"""What an evaluation scores, and the nats of it under one model.
 
+A `Plan` fixes the same target tokens for every length and every run.
+`read_lengths` scores them with any model and parameters; it needs no
+checkpoint.
+"""
+
+import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -8,16 +15,119 @@ from typing import Any
 import jax
 import numpy as np
 
+from dape_jax.evaluation import protocols
 from dape_jax.evaluation.memory import BatchSize
 from dape_jax.evaluation.perplexity import (
     make_segment_scores,
     make_step,
     perplexity,
     score_segments,
+    segment_tokens,
 )
-from dape_jax.evaluation.plan import Plan, Readings
 from dape_jax.evaluation.progress import Progress
 from dape_jax.evaluation.protocols import Segment
+from dape_jax.evaluation.regions import Region, choose_regions
+
+# The segments of each document.
+Readings = list[list[Segment]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """Regions of a split and the protocol that scores them.
+
+  Attributes:
+    split: of a `data.Corpus`: `.tokens` and `.starts`.
+    protocol: a name in `protocols.PROTOCOLS`.
+    stride: for protocol "sliding"; None means its default.
+    lengths: context lengths, increasing.
+    edges: of the position buckets of protocol "positionwise", else None.
+    regions: of the longest length, by document and start.
+  """
+
+  split: Any
+  protocol: str
+  stride: int | None
+  lengths: tuple[int, ...]
+  edges: tuple[int, ...] | None
+  regions: tuple[Region, ...]
+
+  @functools.cached_property
+  def documents(self) -> list[int]:
+    """Indices of the scored documents, increasing."""
+    return sorted({region.document for region in self.regions})
+
+  def stride_at(self, length: int) -> int | None:
+    """Returns the stride of protocol "sliding", None for others."""
+    if self.protocol != "sliding":
+      return None
+    return self.stride or protocols.quarter(length)
+
+  def readings(self, length: int) -> Readings:
+    """Returns the segments of each document, in the order of its targets."""
+    segments_of = protocols.protocol(self.protocol, self.stride)
+    return [
+        [
+            segment
+            for region in regions
+            for segment in segments_of(region, length)
+        ]
+        for _, regions in itertools.groupby(self.regions, lambda r: r.document)
+    ]
+
+  def crops(self, length: int, train_length: int) -> Readings:
+    """Returns segments with the same targets and a cropped context."""
+    return [
+        [w for s in segments for w in protocols.crop(s, train_length)]
+        for segments in self.readings(length)
+    ]
+
+  @functools.cached_property
+  def targets(self) -> list[np.ndarray]:
+    """The scored tokens of each document, the same at every length."""
+    return [
+        np.concatenate(
+            [
+                segment_tokens(
+                    self.split, s, s.length - s.scored + 1, s.length + 1
+                )
+                for s in segments
+            ]
+        )
+        for segments in self.readings(self.lengths[-1])
+    ]
+
+
+def make_plan(
+    split: Any,
+    *,
+    lengths: Sequence[int],
+    protocol: str,
+    max_regions: int,
+    stride: int | None = None,
+) -> Plan:
+  """Chooses regions and checks the protocol.
+
+  Args:
+    split: see `Plan`.
+    lengths: context lengths, increasing. Protocol "positionwise" scores only
+      the longest; the others become bucket edges.
+    protocol: see `Plan`.
+    max_regions: maximum number of regions of the longest length.
+    stride: see `Plan`.
+
+  Raises:
+    ConfigError: unknown protocol, a stride that does not fit, or no document is
+      long enough.
+  """
+  segments_of = protocols.protocol(protocol, stride)
+  regions = choose_regions(np.diff(split.starts), lengths[-1], max_regions)
+  segments_of(regions[0], lengths[0])  # The shortest may be below the stride.
+  edges = None
+  if protocol == "positionwise":
+    edges = tuple(protocols.position_edges(lengths))
+    lengths = lengths[-1:]
+  return Plan(split, protocol, stride, tuple(lengths), edges, tuple(regions))
 
 
 def read_lengths(
@@ -32,31 +142,31 @@ def read_lengths(
     step_of: Callable[[Any], Any] = make_step,
     label: str = "evaluation",
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-  """Yields each length with what was read, as soon as it is.
+  """Yields the nats at each length as soon as they are computed.
 
   Args:
-    model: see `make_segment_scores`; `model.at_length(length)` is the model for
-      texts of up to that many tokens.
+    model: see `make_segment_scores`; `model.at_length(length)` returns the model
+      for texts of up to that many tokens.
     params: its parameters.
-    plan: what to read.
-    lengths: those of the plan that are wanted.
-    train_length: context of the crop baseline, see `protocols.crop`.
-    batch_size: chooses how many segments are read at a time.
-    chunk: tokens of a segment read at a time.
-    step_of: `make_step`, or one that remembers what it made.
+    plan: what to score.
+    lengths: the lengths of the plan to evaluate.
+    train_length: context length of the crop baseline, see `protocols.crop`.
+    batch_size: chooses the number of segments per batch.
+    chunk: tokens per step.
+    step_of: `make_step`, possibly cached across calls.
     label: name of the run in progress messages.
 
   Yields:
-    A length and a dict of what JSON has: document_nats and crop_document_nats
-    (of each document), non_finite_tokens and crop_non_finite_tokens, positions
-    (see `_positions`; None for other protocols) and seconds (of reading,
-    without the crop baseline; what a length before has read counts there).
+    A length and a JSON-serializable dict: document_nats and crop_document_nats
+    (one per document), non_finite_tokens and crop_non_finite_tokens, positions
+    (see `_positions`; None for other protocols) and seconds (excluding the crop
+    baseline; a segment shared by several lengths counts for the first).
   """
   params = jax.device_put(params, jax.local_devices()[0])
   read = {length: plan.readings(length) for length in lengths}
   cropped = {length: plan.crops(length, train_length) for length in lengths}
-  # Other lengths often ask for the same readings, crops above all. The encoding
-  # of some models depends on the length that is read.
+  # Lengths share segments, mostly crops, so each is scored once. Some encodings
+  # depend on the text length, so results are stored per model.
   known: dict[Any, dict[Segment, np.ndarray]] = {}
 
   def model_for(readings: Readings) -> Any:
@@ -93,7 +203,7 @@ def read_lengths(
       )
     return [np.concatenate([nats[s] for s in d]) for d in readings]
 
-  # What fits for the longest need not be measured for the others.
+  # A batch that fits at the longest length fits at the others too.
   longest = max(lengths)
   at_length = model_for(read[longest])
   num_texts = sum(map(len, read[longest]))
@@ -138,11 +248,11 @@ def _positions(
     nats: list[np.ndarray],
     crop_nats: list[np.ndarray],
 ) -> list[dict[str, Any]]:
-  """Returns one entry for each bucket of positions within the regions.
+  """Returns the loss in each bucket of positions within the regions.
 
   Args:
-    edges: where buckets begin, and where the last one ends.
-    nats, crop_nats: of each document, its regions one after the other.
+    edges: start of each bucket, then the end of the last.
+    nats, crop_nats: one array per document, regions concatenated.
   """
   by_position, crop = (
       np.concatenate(n).reshape(-1, edges[-1]).astype(np.float64)

@@ -1,6 +1,7 @@
-"""Lengths, and where in the documents is read: regions of the longest one.
+"""Context lengths, and the regions of documents to evaluate.
 
-Regions are chosen once, so that all lengths are compared on the same tokens.
+Regions are chosen once, for the longest length, so that all lengths are
+compared on the same tokens.
 """
 
 import collections
@@ -27,14 +28,14 @@ class Region(NamedTuple):
 
 
 def parse_lengths(text: str) -> list[int]:
-  """Returns the lengths that `text` lists; "..." stands for doubling.
+  """Parses a list of lengths; "..." stands for doubling.
 
   Args:
     text: comma list, for example "128,256,...,16384" or "100,...,800".
 
   Raises:
     ConfigError: malformed, not positive, not increasing, or doubling misses
-      the value behind "...".
+      the value after "...".
   """
 
   def wrong(reason: str) -> ConfigError:
@@ -76,14 +77,14 @@ def choose_regions(
 ) -> list[Region]:
   """Returns non-overlapping regions of `longest` inputs, spread evenly.
 
-  Every long enough document gives as equal a number of regions as its length
-  allows, evenly spaced in it; with more such documents than `max_regions`,
-  evenly spaced documents give one each. Deterministic.
+  Regions are divided as evenly as possible among the documents that are long
+  enough, and spaced evenly in each. If there are more such documents than
+  `max_regions`, evenly spaced documents get one each. Deterministic.
 
   Args:
     document_lengths: [num_documents] tokens of each document.
-    longest: inputs of a region; it needs one more token, the last target.
-    max_regions: at most so many are returned.
+    longest: inputs per region; it needs one more token, the last target.
+    max_regions: maximum number of regions.
 
   Returns:
     Regions ordered by document and start.
@@ -98,8 +99,8 @@ def choose_regions(
   if not eligible.size:
     available = int(max(document_lengths, default=1)) - 1
     raise ConfigError(
-        f"--lengths: no document can be read for {longest} tokens; the longest"
-        f" allows {available}: use lengths up to {available}."
+        f"--lengths: no document has {longest} tokens of context; the longest"
+        f" has {available}: use lengths up to {available}."
     )
   eligible = eligible[_spread(len(eligible), min(max_regions, len(eligible)))]
   quotas: collections.Counter[int] = collections.Counter()

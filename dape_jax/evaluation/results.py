@@ -1,7 +1,7 @@
 """The numbers of results.json, from the nats of each document.
 
-The schema is in `report.results_file`. All that is computed here follows from
-what was read; nothing of it is kept from one evaluation to the next.
+The schema is in `report.results_file`. Everything here is
+recomputed from the cached nats on every evaluation.
 """
 
 import collections
@@ -15,7 +15,7 @@ import numpy as np
 from dape_jax.config import ExperimentConfig
 from dape_jax.config.dicts import experiment_to_dict
 from dape_jax.evaluation.perplexity import bits_per_byte, perplexity
-from dape_jax.evaluation.plan import Plan
+from dape_jax.evaluation.reading import Plan
 from dape_jax.evaluation.significance import bootstrap_mean, sign_flip_p_value
 
 
@@ -25,10 +25,10 @@ def make_row(
   """Returns one run's row of results at one length.
 
   Args:
-    length: inputs per reading.
+    length: context length.
     reading: see `reading.read_lengths`.
-    plan: that was read.
-    num_bytes: that the scored tokens stand for.
+    plan: what was scored.
+    num_bytes: bytes of text in the scored tokens.
   """
   tokens = [len(targets) for targets in plan.targets]
   row = {
@@ -61,20 +61,20 @@ def make_row(
 def make_groups(
     configs: Sequence[ExperimentConfig], runs: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-  """Returns the groups of runs that differ in nothing but their seed.
+  """Groups runs that differ only in their seed.
 
-  Two runs of one seed are not in one group, nor are two steps of one run.
+  Two runs with the same seed, or two steps of one run, are never grouped.
 
   Args:
-    configs: of the runs.
-    runs: those of the results.
+    configs: one per run.
+    runs: `runs` of the results.
   """
   members: dict[str, list[dict[str, Any]]] = {}
   seen: collections.Counter[tuple[str, int]] = collections.Counter()
   for config, run in zip(configs, runs, strict=True):
     settings = experiment_to_dict(config)
     seed = settings.pop("seed")
-    settings["data"].pop("dir", None)  # Where the same text lies.
+    settings["data"].pop("dir", None)  # Only where the text is stored.
     kind = json.dumps([settings, run["step"]], sort_keys=True)
     members.setdefault(f"{kind}{seen[kind, seed]}", []).append(run)
     seen[kind, seed] += 1
@@ -85,7 +85,7 @@ def make_groups(
       row = {"length": of_length[0]["length"]}
       for field in ("perplexity", "crop_perplexity"):
         values = [r[field] for r in of_length]
-        # Infinite ones have no deviation, and of huge ones it may be infinite.
+        # Infinite values have no deviation; that of huge ones may overflow.
         with np.errstate(invalid="ignore", over="ignore"):
           std = float(np.std(values, ddof=1)) if len(values) > 1 else None
         row |= {f"{field}_mean": float(np.mean(values)), f"{field}_std": std}
@@ -103,7 +103,7 @@ def make_groups(
 
 
 def _names(groups: Sequence[list[dict[str, Any]]]) -> list[str]:
-  """Returns names that tell groups apart: runs', or shorter ones of groups."""
+  """Returns unique names: encodings if they suffice, else names of runs."""
   runs = [", ".join(run["name"] for run in group) for group in groups]
   if all(len(group) == 1 for group in groups):
     return runs
@@ -121,11 +121,11 @@ def _names(groups: Sequence[list[dict[str, Any]]]) -> list[str]:
 def make_comparisons(
     groups: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-  """Returns all pairs of groups at each length, and each with its own crop.
+  """Compares all pairs of groups at each length, and each with its crop.
 
   Args:
-    groups: of `make_groups`.
-    runs: those of the results.
+    groups: from `make_groups`.
+    runs: `runs` of the results.
   """
   runs_by_name = {run["name"]: run for run in runs}
   comparisons = []

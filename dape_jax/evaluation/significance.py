@@ -1,7 +1,7 @@
-"""Intervals and tests over documents.
+"""Confidence intervals and significance tests over documents.
 
-Tokens of one document are not independent, documents are taken to be: they are
-what is drawn again (bootstrap) and what changes sign (permutation test).
+Tokens within a document are not independent; documents are assumed to be. So
+the bootstrap resamples documents and the permutation test flips their signs.
 """
 
 import numpy as np
@@ -10,11 +10,11 @@ import numpy.typing as npt
 _CONFIDENCE = 0.95
 _RESAMPLES = 10_000
 _FLIPS = 10_000
-# Drawn at a time, so that thousands of documents take little memory.
+# Samples per block, to bound memory with thousands of documents.
 _BLOCK = 500
 # 2^16 sign vectors are enumerated; more documents are sampled.
 _MAX_EXACT = 16
-# Of all drawings: the same numbers give the same statistics.
+# Fixed, so that the same inputs give the same statistics.
 _SEED = 0
 
 
@@ -23,12 +23,12 @@ def bootstrap_mean(
 ) -> tuple[float, float] | None:
   """Returns a 95% interval of sum(sums) / sum(counts), over documents.
 
-  Percentiles of the ratio over 10,000 samples of as many documents, drawn with
+  Percentiles of the ratio over 10,000 resamples of the documents, drawn with
   replacement (Efron and Tibshirani 1993, chapter 13).
 
   Args:
-    sums: [D] of each document, such as nats.
-    counts: [D] tokens of each document.
+    sums: [D] a sum per document, such as nats.
+    counts: [D] tokens per document.
 
   Returns:
     (low, high); NaN if a sum is not finite; None with fewer than 2 documents.
@@ -52,18 +52,17 @@ def bootstrap_mean(
 def sign_flip_p_value(differences: npt.ArrayLike) -> float:
   """Returns the p-value of a paired permutation test, two-sided.
 
-  Under the null hypothesis the two readings of a document can be exchanged, so
-  that each difference has either sign with the same probability (Fisher 1935,
+  Under the null hypothesis the two scores of a document are exchangeable, so
+  each difference has either sign with the same probability (Fisher 1935,
   The Design of Experiments, section 21). The statistic is |total difference|.
-  Up to 16 documents all 2^D sign vectors are counted; for more, 10,000 random
-  ones, and p = (1 + count) / (1 + 10,000), as the observed signs are one of
-  them (Phipson and Smyth 2010, arXiv 1603.05766).
+  With up to 16 documents, all 2^D sign vectors are enumerated. With more, 10,000
+  are sampled and p = (1 + count) / (1 + 10,000), which counts the observed one (Phipson and Smyth 2010, arXiv 1603.05766).
 
   Args:
-    differences: [D] nats of one reading minus those of the other.
+    differences: [D] nats of one model minus those of the other.
 
   Returns:
-    The share of sign vectors whose statistic is no smaller than the observed;
+    The fraction of sign vectors whose statistic is at least the observed one;
     NaN if a difference is not finite.
   """
   differences_D = np.asarray(differences, np.float64)
@@ -80,7 +79,7 @@ def sign_flip_p_value(differences: npt.ArrayLike) -> float:
   totals_F = np.abs(
       np.concatenate([(1.0 - 2.0 * block) @ differences_D for block in flips])
   )
-  # Equal totals differ by the order of their sums.
+  # Equal totals may differ by the rounding of their sums.
   rounding = 1e-12 * np.abs(differences_D).sum()
   count = int((totals_F >= abs(differences_D.sum()) - rounding).sum())
   return count / 2 ** num if exact else (1 + count) / (1 + _FLIPS)

@@ -1,4 +1,4 @@
-"""Results of runs, groups and texts; what is read is not read again."""
+"""Results of runs, groups and texts; an evaluation resumes from its rows."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from dape_jax.checkpoint import runs
 from dape_jax.data import sources
 from dape_jax.evaluation import extrapolation, report, run_reader
 from dape_jax.evaluation.extrapolation import Settings
-from dape_jax.evaluation.plan import make_plan
+from dape_jax.evaluation.reading import make_plan
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_one_run(evaluate, root):
   assert results["comparisons"][0]["p_value"] == 1
 
 
-def test_what_is_read_is_not_read_again(measure, root, steps, capsys):
+def test_rows_are_reused_on_resume(measure, root, steps, capsys):
   first = measure("resumed", "a")
   assert steps
 
@@ -215,8 +215,8 @@ def test_retrieval(measure, steps):
   assert not steps
 
 
-def test_rows_know_the_chunk_where_numbers_depend_on_it(root):
-  """Of DAPE V2 with edge="zero" alone."""
+def test_row_key_has_chunk_only_if_numbers_depend_on_it(root):
+  """Only DAPE V2 with edge="zero" depends on it."""
   run = runs.find_run(root / "a")
   split = data.Split("test", "f", np.zeros(99), np.array([0, 99]), ("x",))
   plan = make_plan(split, lengths=[16], protocol="all", max_regions=9)

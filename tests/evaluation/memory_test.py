@@ -1,4 +1,4 @@
-"""The number of texts read at a time follows from memory."""
+"""The batch size follows from the free memory."""
 
 import types
 

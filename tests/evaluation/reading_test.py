@@ -9,8 +9,7 @@ import pytest
 from dape_jax.attention.cache import append_tokens, empty_cache
 from dape_jax.evaluation.memory import BatchSize
 from dape_jax.evaluation.perplexity import make_step
-from dape_jax.evaluation.plan import make_plan
-from dape_jax.evaluation.reading import read_lengths
+from dape_jax.evaluation.reading import make_plan, read_lengths
 from dape_jax.evaluation.results import make_row
 
 

@@ -1,4 +1,4 @@
-"""Rows come back as they were put; damaged ones do not."""
+"""Cached rows are returned unchanged; damaged ones are not."""
 
 import json
 import math
@@ -6,7 +6,7 @@ import math
 import pytest
 
 from dape_jax.errors import ConfigError
-from dape_jax.evaluation.row_files import RowFiles
+from dape_jax.evaluation.run_reader import RowFiles
 
 _KEY = {"text": "abc", "length": 128, "regions": [[0, 0, 128]]}
 _ROW = {"nats": [0.1, math.inf, -1e300], "seconds": 1 / 3, "positions": None}
@@ -37,18 +37,18 @@ def test_rows_come_back(tmp_path):
         lambda text: "\x80",
     ],
 )
-def test_damage_is_said(tmp_path, capsys, damage):
+def test_damaged_row_is_reported(tmp_path, capsys, damage):
   files = RowFiles(tmp_path)
   files.put(_KEY, _ROW)
   [path] = tmp_path.iterdir()
   path.write_text(damage(path.read_text()), encoding="latin-1")
   assert files.get(_KEY) is None
-  assert capsys.readouterr().err == f"{path} is damaged; it is made again.\n"
+  assert capsys.readouterr().err == f"{path} is damaged; recomputing it.\n"
   files.put(_KEY, _ROW)
   assert files.get(_KEY) == _ROW
 
 
-def test_what_cannot_be_written_is_one_line(tmp_path):
+def test_unwritable_folder_is_reported(tmp_path):
   (tmp_path / "rows").write_text("")
-  with pytest.raises(ConfigError, match="the same command goes on"):
+  with pytest.raises(ConfigError, match="rerun the command to resume"):
     RowFiles(tmp_path / "rows").put(_KEY, _ROW)

@@ -1,4 +1,4 @@
-"""Bad input to eval.py is told in one line; runs have short names."""
+"""eval.py reports bad input in one line; runs have short names."""
 
 import pathlib
 import shutil
@@ -18,7 +18,7 @@ def test_other_corpora_are_refused(evaluate):
   settings = "--lengths=32", "--output=x"
   status, _, err = evaluate("--compare", "a", "other", *settings)
   assert status == 2 and mine in err and other in err
-  # The present corpus is that of run a.
+  # The current corpus is that of run a.
   status, _, err = evaluate("--checkpoint=other", *settings)
   assert status == 2 and mine in err and other in err
 
@@ -103,19 +103,19 @@ def test_run_names_are_shortest_unique():
   assert names(("/x/a", 1), ("/x/b", 1)) == ["a", "b"]
   assert names(("/x/a", 1), ("/y/a", 1)) == ["x/a", "y/a"]
   assert names(("/x/a", 1), ("/x/a", 2)) == ["a@1", "a@2"]
-  # Comparisons call the baseline so.
+  # Reserved for the baseline.
   assert names(("/x/crop", 1), ("/x/a", 1)) == ["x/crop", "x/a"]
   assert names(("/x/a\n\x1bb\udcff", 1)) == ["a??b?"]
   with pytest.raises(ConfigError, match="given twice"):
     names(("/x/a", 1), ("/x/a", 1))
 
 
-def test_parameters_that_changed_are_not_taken_for_those_before(root, tmp_path):
+def test_changed_parameters_are_rejected(root, tmp_path):
   workdir = tmp_path / "a"
   shutil.copytree(root / "a", workdir)
   run = runs.find_run(workdir)
   runs.load_params(run)
   shutil.rmtree(workdir)
   shutil.copytree(root / "seed1", workdir)
-  with pytest.raises(ConfigError, match="has got other parameters"):
+  with pytest.raises(ConfigError, match="parameters changed during evaluation"):
     runs.load_params(run)

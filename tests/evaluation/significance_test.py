@@ -1,4 +1,4 @@
-"""Tests have the level that they say, intervals about the coverage."""
+"""Tests have their nominal level, intervals about their nominal coverage."""
 
 import itertools
 import math
@@ -60,12 +60,12 @@ def test_planted_difference_is_found(num):
   rng = np.random.default_rng(0)
   differences = rng.normal(1, 1, num)
   assert significance.sign_flip_p_value(differences) < 0.01
-  # The smallest that there is: never 0.
+  # The smallest possible p-value, never 0.
   smallest = significance.sign_flip_p_value(np.ones(num))
   assert smallest == (2 / 2**12 if num == 12 else 1 / 10_001)
 
 
-def test_interval_covers_the_mean_about_as_often_as_it_says():
+def test_interval_has_about_nominal_coverage():
   rng = np.random.default_rng(0)
   covered, simulations, documents = 0, 150, 30
   for _ in range(simulations):

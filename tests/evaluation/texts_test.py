@@ -1,11 +1,11 @@
-"""Files as documents."""
+"""Text files are the documents of a split."""
 
 import numpy as np
 import pytest
 
 from dape_jax import data
 from dape_jax.errors import ConfigError
-from dape_jax.evaluation.texts import open_texts
+from dape_jax.evaluation.extrapolation import open_texts
 
 _BYTES = data.ByteTokenizer()
 
@@ -47,6 +47,6 @@ def test_fingerprint_is_of_contents(files):
         (["."], 1, "Is a directory"),
     ],
 )
-def test_files_that_cannot_be_read(files, names, longest, message):
+def test_unusable_files_are_rejected(files, names, longest, message):
   with pytest.raises(ConfigError, match=message):
     open_texts(files(names), _BYTES, longest)

@@ -12,18 +12,18 @@ from dape_jax.data.task_batches import padded_rows
 from dape_jax.encodings import randomized_positions
 from dape_jax.errors import ConfigError
 
-# Of the problems that are scored; no run trains on them (see training/batches.py).
+# Seed of the scored problems; training never uses it (training/batches.py).
 _SEED = 2**32 + 1
 
 
 def longest_row(
     task_name: str, lengths: Sequence[int], max_position: int = 0
 ) -> int:
-  """Returns how many tokens the longest row has of problems of these lengths.
+  """Returns the number of tokens in the longest row at these lengths.
 
   Raises:
-    ConfigError: the task has no problems so short or so long, or there are fewer
-      randomized positions (`max_position`, 0 for none).
+    ConfigError: the task has no problems of some length, or too few randomized
+      positions (`max_position`, 0 for none).
   """
   row_length = max(map(tasks.make(task_name).row_length, lengths))
   if max_position and max_position < row_length:
@@ -35,10 +35,9 @@ def longest_row(
 
 
 def padded_length(row_length: int, longest: int) -> int:
-  """Returns the smallest of longest, longest / 4, longest / 16 ... that holds a row.
+  """Returns the smallest of longest, longest / 4, ... that holds a row.
 
-  Compiling takes longer than reading short rows, and shorter than reading them at
-  the length of the longest.
+  Padding to few lengths balances compilation time against wasted computation.
   """
   while row_length <= longest // 4:
     longest //= 4
@@ -57,8 +56,8 @@ def task_accuracy(
 ) -> list[dict[str, Any]]:
   """Returns how often the most probable answer is the right one, by length.
 
-  The problems and their positions depend on nothing but the task, the length and
-  `samples`. Rows are padded to one of few lengths, so that few programs read all.
+  The problems and their positions depend only on the task, the length and
+  `samples`. Rows are padded to one of a few lengths to compile few programs.
 
   Args:
     model: `model.apply({"params": params}, tokens, segment_ids=, positions=)`
@@ -67,12 +66,12 @@ def task_accuracy(
     task_name: name of the task.
     lengths: of the problems.
     samples: problems of each length.
-    batch_size: problems read at a time, at most.
-    max_position: read at randomized positions below it (arXiv 2305.16843, which
+    batch_size: maximum problems per batch.
+    max_position: use randomized positions below it (arXiv 2305.16843, which
       does so in training and in test); 0 takes 0, 1, 2, ...
 
   Returns:
-    One row a length: length, samples, answers (scored places), accuracy (right
+    One row per length: length, samples, answers (scored places), accuracy (right
     answers / answers, so weighted by place), exact_match (problems with all
     answers right / problems).
 
@@ -86,7 +85,7 @@ def task_accuracy(
   @jax.jit
   def answers(params, tokens_BxT, segment_ids_BxT, positions_BxT, key, rows_B):
     if max_position:
-      # A key for each row, so that they do not depend on the batches.
+      # One key per row, so that positions do not depend on the batch size.
       keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, rows_B)
       draw = functools.partial(randomized_positions, max_length=max_position)
       positions_BxT = jax.vmap(draw)(keys_B, positions_BxT)
@@ -99,7 +98,7 @@ def task_accuracy(
     return logits_BxTxV.argmax(-1)
 
   def is_right(examples, length):
-    """Returns whether each place's answer is right, bool [samples, T]."""
+    """Returns whether the answer at each place is right, bool [samples, T]."""
     rows = padded_rows(
         examples, padded_length(task.row_length(length), longest)
     )
@@ -135,6 +134,6 @@ def task_accuracy(
 
 
 def mean_accuracy(rows: Sequence[dict[str, Any]], train_length: int) -> float:
-  """Returns the papers' score: the mean over the lengths beyond training's."""
+  """Returns the papers' score: the mean over lengths beyond training."""
   beyond = [r["accuracy"] for r in rows if r["length"] > train_length]
   return float(np.mean(beyond)) if beyond else float("nan")

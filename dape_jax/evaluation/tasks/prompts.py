@@ -1,10 +1,9 @@
-"""Texts that ask for numbers hidden in filler, at any length and depth.
+"""Retrieval prompts: numbers hidden in filler, at any length and depth.
 
-They are put together from the tokens of a filler, of needles and of a
-question, each encoded apart, so that a text has exactly the wanted length and a
-needle stands exactly at the wanted depth, whatever the tokenizer. Models here
-are not tuned to instructions: no description of the task comes first, which
-also leaves room for short lengths.
+Filler, needles and question are tokenized separately, so that a prompt has
+exactly the requested length and a needle exactly the requested depth, whatever
+the tokenizer. The models are not instruction-tuned, so prompts do not begin with
+a description of the task; this also leaves room at short lengths.
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ _FILLER = (
     b" and back again. "
 )
 
-# Equally long, so that prompts of one kind have equally many bytes.
+# Equally long, so that prompts of one task have the same number of bytes.
 _KEYS = (
     *("apple", "brick", "cloud", "dance", "eagle", "flame", "grape", "horse"),
     *("ivory", "jelly", "knife", "lemon", "mango", "night", "ocean", "piano"),
@@ -29,7 +28,7 @@ _KEYS = (
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalTask:
-  """What is hidden and asked for.
+  """A retrieval task: what is hidden, and the question.
 
   Attributes:
     needle: sentence with {key} and {number}.
@@ -79,7 +78,7 @@ class Prompt(NamedTuple):
 
   Attributes:
     tokens: int32 [length + 1]: `length` inputs and the last target.
-    num_answers: how many of the last tokens are the answer.
+    num_answers: number of final tokens that form the answer.
   """
 
   tokens: np.ndarray
@@ -93,21 +92,20 @@ def make_prompt(
     depth: float | None,
     rng: np.random.Generator,
 ) -> Prompt:
-  """Returns a text with needles and a question, and its answer.
+  """Returns a prompt with needles, a question and its answer.
 
-  The answer is what the tokens of question and answer together have behind
-  their longest common prefix with the tokens of the question: a tokenizer may
-  join the question's last blank with the first digit.
+  Question and answer are tokenized together, because a tokenizer may join the
+  question's last space with the first digit. The answer is whatever follows the
+  longest common prefix with the tokens of the question alone.
 
   Args:
     tokenizer: `tokenizer.encode(bytes)` returns token ids [n].
     task: a name in `TASKS`.
-    length: number of inputs, the answer's but its last token included.
-    depth: how much of the filler stands before the needle that is asked for, 0
-      to 1; several such needles then follow each other. None: each needle
-      stands at a uniform place of its own.
-    rng: source of keys, numbers and places; the same for every length and
-      depth, if its state is the same.
+    length: number of inputs, including the answer without its last token.
+    depth: fraction of the filler before the needle in question, 0 to 1; several
+      such needles are adjacent. None places each needle uniformly at random.
+    rng: source of keys, numbers and places; the same state gives the same ones
+      at every length and depth.
 
   Raises:
     ConfigError: unknown task, depth not in 0..1, or length too small.
@@ -125,7 +123,7 @@ def make_prompt(
       10 ** (form.num_digits - 1), 10**form.num_digits, num_needles
   )
   depths = rng.random(num_needles)
-  # The first needles are those asked for.
+  # The question asks for the first needles.
   if depth is not None:
     depths[: form.values] = depth
   order = depths.argsort(kind="stable")
@@ -164,7 +162,7 @@ def make_prompt(
 
 
 def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-  """Returns how many first elements are the same."""
+  """Returns the length of the common prefix."""
   shorter = min(len(a), len(b))
   differs = a[:shorter] != b[:shorter]
   return int(differs.argmax()) if differs.any() else shorter

@@ -1,4 +1,4 @@
-"""Retrieval from long texts: does a language model find what was hidden?"""
+"""Retrieval from long texts (passkey and needle tasks)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,25 +22,25 @@ def score_retrieval(
     chunk: int,
     seed: int,
 ) -> list[dict[str, Any]]:
-  """Returns how often the answers are found, by length and depth.
+  """Returns the retrieval accuracy by length and depth.
 
   An answer counts as an exact match if each of its tokens is the model's most
-  likely one behind the prompt and the tokens before it. Greedy decoding writes
-  the same tokens up to its first mistake, so that its exact match is the same.
+  likely one given the prompt and the preceding tokens. Greedy decoding emits
+  the same tokens up to its first mistake, so its exact match is the same.
   Sample i has the same keys and numbers at all lengths and depths.
 
   Args:
     segment_scores: from `perplexity.make_segment_scores`. If the encoding
-      depends on the length of the text, the model's and `lengths` must agree.
+      depends on the text length, it must match `lengths`.
     params: the model's parameters.
     tokenizer: of the model; only `.encode` is used.
     task: a name in `prompts.TASKS`.
-    lengths: inputs per text, all of which have exactly so many.
+    lengths: exact number of inputs per text.
     depths: see `prompts.make_prompt`.
     samples: texts for each length and depth.
-    batch_size: texts read at a time, at most.
-    chunk: tokens of a text read at a time, at most.
-    seed: of keys, numbers and places.
+    batch_size: maximum texts per batch.
+    chunk: maximum tokens per step.
+    seed: for keys, numbers and places.
 
   Returns:
     One {task, length, depth, samples, exact_match, token_accuracy} for each
@@ -48,8 +48,8 @@ def score_retrieval(
     tokens of their answers.
 
   Raises:
-    ConfigError: `samples` is not positive, or see `prompts.make_prompt`; before
-      any text is read.
+    ConfigError: `samples` is not positive, or see `prompts.make_prompt`; raised
+      before any text is evaluated.
   """
   if samples < 1:
     raise ConfigError(f"samples={samples}: must be greater than 0.")
@@ -58,7 +58,7 @@ def score_retrieval(
     rng = np.random.default_rng([seed, sample])
     return make_prompt(tokenizer, task, length, depth, rng)
 
-  # All at once, so that a length that is too short is known from the beginning.
+  # Make all prompts first, so that a length that is too short fails early.
   prompts_of_lengths = [
       [prompt(length, depth, i) for depth in depths for i in range(samples)]
       for length in lengths
@@ -88,21 +88,20 @@ def _answer_hits(
     batch_size: int,
     chunk: int,
 ) -> list[np.ndarray]:
-  """Returns which answer tokens are the most likely ones, for each prompt.
+  """Returns which answer tokens are the argmax, for each prompt.
 
   Args:
     segment_scores: see `score_retrieval`.
     params: see there.
-    prompts: equally long ones.
-    batch_size: prompts read at a time.
-    chunk: tokens of a prompt read at a time, at most.
+    prompts: of equal length.
+    batch_size: prompts per batch.
+    chunk: maximum tokens per step.
 
   Returns:
     Booleans [num_answers] for each prompt.
   """
   length = len(prompts[0].tokens) - 1
-  # Every batch has the same number of rows: a new one would be a new
-  # compilation. Likewise a power of two.
+  # Another number of rows, or another chunk, would compile another program.
   batch_size = min(batch_size, len(prompts))
   chunk = chunk_for(length, chunk)
   hits = []

@@ -1,4 +1,4 @@
-"""Scores of retrieval are those of models whose answers are known."""
+"""Retrieval scores of models with known answers."""
 
 import re
 
@@ -69,7 +69,7 @@ def _score(predict, task="passkey", depths=(0, 0.5, 1), samples=5, **options):
 
 
 @pytest.mark.parametrize("task", sorted(prompts.TASKS))
-def test_a_perfect_reader_scores_one(task):
+def test_perfect_model_scores_one(task):
   rows = _score(_reader, task)
   assert rows == [
       {
@@ -101,7 +101,7 @@ def test_a_constant_answer_scores_its_frequency():
   np.testing.assert_allclose(rows[0]["token_accuracy"], 0.102, atol=0.035)
 
 
-def test_one_wrong_token_is_no_exact_match():
+def test_one_wrong_token_prevents_exact_match():
   # Wrong at the third digit of each number.
   def predict(text):
     wrong = re.search(r"The pass key is \d\d$", text)
@@ -112,7 +112,7 @@ def test_one_wrong_token_is_no_exact_match():
   assert [row["token_accuracy"] for row in rows] == [0.8, 0.8]
 
 
-def test_no_samples_are_refused():
+def test_zero_samples_are_rejected():
   with pytest.raises(ConfigError, match="samples=0"):
     _score(_reader, samples=0)
 
@@ -174,7 +174,7 @@ def test_scores_of_a_transformer_are_those_of_greedy_decoding():
   np.testing.assert_allclose(
       row["token_accuracy"], right[:, -num_answers:].mean(), rtol=1e-6
   )
-  # What the model writes is what it reads next.
+  # Greedy decoding feeds each output back as input.
   written = tokens[:, :-1].copy()
   for place in range(length - num_answers + 1, length):
     written[:, place] = tops(written)[:, place - 1]
