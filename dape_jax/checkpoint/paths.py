@@ -1,4 +1,4 @@
-"""Where the checkpoints of a run lie: workdir/checkpoints/STEP."""
+"""Paths of the checkpoints of a run: workdir/checkpoints/STEP."""
 
 import os
 import pathlib
@@ -9,29 +9,29 @@ from dape_jax.errors import ConfigError
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-  """Returns whether a path is not of a local file system, as gs://bucket/run."""
+  """Returns whether a path is a URL, such as gs://bucket/run."""
   return "://" in os.fspath(path)
 
 
 def absolute_path(path: str | os.PathLike[str]) -> epath.Path:
-  """Returns an absolute local path, or a remote one as it is."""
+  """Returns the absolute path of a local path; remote paths are unchanged."""
   if is_remote(path):
     return epath.Path(path)
   return epath.Path(pathlib.Path(path).expanduser().absolute())
 
 
 def _is_step(path: epath.Path) -> bool:
-  # A run, too, may have a number for a name.
+  # The name of a run may be a number, too.
   items = ("params", "metadata")
   return path.name.isdigit() and any((path / item).is_dir() for item in items)
 
 
 def step_folders(folder: epath.Path) -> list[epath.Path]:
-  """Returns the finished steps in a folder of them, the latest first.
+  """Returns the finished steps in a folder, the latest first.
 
-  In a run's own folder every number is one, even if nothing is left in it: it is
-  damaged, and no step that could be written again. (A local step gets its name when
-  it is finished; on gs:// it has it from the beginning.)
+  In the local `checkpoints` folder of a run every number is a finished step: a
+  folder gets its name when it is complete, so one without items is damaged. On
+  gs:// a folder has its name from the start.
   """
   if not folder.is_dir():
     return []
@@ -42,7 +42,7 @@ def step_folders(folder: epath.Path) -> list[epath.Path]:
 
 
 def set_aside(step: epath.Path) -> epath.Path:
-  """Moves a step out of the way of the run that goes on; returns where to."""
+  """Moves a step to workdir/damaged_checkpoints; returns its new path."""
   folder = step.parent.parent / "damaged_checkpoints"
   folder.mkdir(parents=True, exist_ok=True)
   number = len(list(folder.iterdir()))
@@ -66,11 +66,10 @@ def step_folder(path: str | os.PathLike[str]) -> epath.Path:
     )
   if _is_step(path):
     return path
-  for folder in (path / "checkpoints", path):
-    steps = step_folders(folder)
-    if steps:
-      return steps[0]
-  raise ConfigError(
-      f"{path} holds no finished checkpoint; give the --workdir of a training"
-      " run that has saved one, its checkpoints folder or one step in it."
-  )
+  steps = step_folders(path / "checkpoints") or step_folders(path)
+  if not steps:
+    raise ConfigError(
+        f"{path} holds no finished checkpoint; give the --workdir of a training"
+        " run that has saved one, its checkpoints folder or one step in it."
+    )
+  return steps[0]

@@ -1,11 +1,10 @@
-"""Writing the checkpoints of a run while it goes on.
+"""Writes checkpoints in the background.
 
-Orbax renames a step's folder into place when it is complete: a killed save leaves
-nothing that looks finished.
+Orbax renames the folder of a step into place when it is complete, so a killed save
+leaves nothing that looks finished.
 """
 
 import contextlib
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,17 +22,17 @@ from dape_jax.parallel import distributed
 class CheckpointSaver:
   """Writes checkpoints in the background; a context manager that waits for them.
 
-  A checkpoint that cannot be written (a full disk, say) is told and left out, and
-  the run goes on; the ones before it stay.
+  If a checkpoint cannot be written (for example on a full disk), the saver reports
+  it and skips it; training continues, and earlier checkpoints stay.
   """
 
   def __init__(self, directory: epath.Path, keep: int, keep_every: int = 0):
-    """Opens or creates the folder; removes what killed saves have left.
+    """Opens or creates the folder; removes the remains of killed saves.
 
     Args:
       directory: absolute path of the folder of steps.
-      keep: how many of the latest stay on disk.
-      keep_every: multiples of this step stay too; 0 is none.
+      keep: number of latest checkpoints to keep.
+      keep_every: also keep multiples of this step; 0 keeps no others.
     """
     policies = ocp.training.preservation_policies
     kept = [policies.LatestN(keep)]
@@ -43,7 +42,7 @@ class CheckpointSaver:
     self._saving: int | None = None
     self._failed: list[int] = []
     self._failure: Exception | None = None
-    # The loop decides when to save.
+    # The training loop decides when to save.
     always = ocp.training.save_decision_policies.FixedIntervalPolicy(1)
     self._checkpointer = ocp.training.Checkpointer(
         directory,
@@ -67,9 +66,9 @@ class CheckpointSaver:
       config: Mapping[str, Any],
       data_state: Mapping[str, Any],
   ) -> None:
-    """Starts to save; the state may be donated as soon as this returns.
+    """Starts a save; the state may be donated as soon as this returns.
 
-    All processes call this; config and data_state are their JSON-able dicts.
+    Every process calls this. The config and data_state must convert to JSON.
     """
     self.wait()
     items = state_items(state)
@@ -80,18 +79,18 @@ class CheckpointSaver:
         "data_state": dict(data_state),
         "dape_jax_version": __version__,
         "jax_version": jax.__version__,
-        "checksums": {name: int(sum_) for name, sum_ in checksums.items()},
+        "checksums": {name: int(value) for name, value in checksums.items()},
     }
     self._saving = int(jax.device_get(state.step))
     try:
       self._checkpointer.save_checkpointables_async(
           self._saving, {**items, "metadata": metadata}
       )
-    except Exception as e:  # Whatever a file system has to say.
+    except Exception as e:  # File systems raise errors of many types.
       self._failure = e
 
   def wait(self) -> bool:
-    """Waits for the save that was started last; False if it failed."""
+    """Waits for the last save; returns whether it succeeded in all processes."""
     if self._saving is None:
       return True
     step, failure = self._saving, self._failure
@@ -106,24 +105,20 @@ class CheckpointSaver:
     self._checkpointer.reload()
     self._failed.append(step)
     self._remove_unfinished()
-    if jax.process_index() == 0:
-      reason = "in another process" if failure is None else root_cause(failure)
-      kept = step_folders(self._directory)
-      latest = f"the latest is {kept[0]}" if kept else "there is none"
-      print(
-          f"step {step}: its checkpoint could not be written ({reason});"
-          f" {latest}.",
-          file=sys.stderr,
-          flush=True,
-      )
+    reason = "in another process" if failure is None else root_cause(failure)
+    kept = step_folders(self._directory)
+    latest = f"the latest is {kept[0]}" if kept else "there is none"
+    distributed.say(
+        f"step {step}: its checkpoint could not be written ({reason}); {latest}."
+    )
     return False
 
   def _remove_unfinished(self) -> None:
-    """Removes what failed saves left on the disk."""
+    """Removes the remains of failed saves."""
     if jax.process_index() != 0:
       return
     for step in self._failed:
       for folder in self._directory.glob(f"{step}.orbax-checkpoint-tmp*"):
-        # Threads of the save may still add to it; at the end they are done.
+        # Threads of the save may still add files; __exit__ tries again after them.
         with contextlib.suppress(OSError):
           folder.rmtree(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a training step changes."""
+"""The training state, its initial value and its checksum."""
 
 from typing import Any
 
@@ -11,17 +11,23 @@ import optax
 
 @flax.struct.dataclass
 class TrainState:
-  """State of a run.
+  """What a training step updates.
 
   Attributes:
-    step: int32 scalar, updates done.
+    step: int32 scalar, number of updates done.
     params: nested dict of float32 arrays.
-    opt_state: of the optimizer.
+    opt_state: state of the optimizer.
   """
 
   step: jax.Array
   params: Any
   opt_state: Any
+
+
+def init_params(model: nn.Module, key: jax.Array) -> Any:
+  """Returns the initial parameters of a model; pure, to be jitted or traced."""
+  # No parameter's shape depends on the length, so one token is enough.
+  return model.init(key, jnp.zeros((1, 1), jnp.int32))["params"]
 
 
 def init_state(
@@ -31,12 +37,10 @@ def init_state(
 
   Args:
     model: called as model.init(key, tokens [B, T]).
-    optimizer: of `make_optimizer`.
-    seed: of the parameters' values.
+    optimizer: see `make_optimizer`.
+    seed: of the parameters.
   """
-  # No parameter's shape depends on the length, so one token is enough.
-  tokens_BxT = jnp.zeros((1, 1), jnp.int32)
-  params = model.init(jax.random.key(seed), tokens_BxT)["params"]
+  params = init_params(model, jax.random.key(seed))
   return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
@@ -46,7 +50,7 @@ def init_state(
 
 @jax.jit
 def bit_checksum(tree: Any) -> jax.Array:
-  """Returns the wrapping uint32 sum of all bits of a tree of 4-byte arrays."""
+  """Returns the wrapping uint32 sum of the bits of a tree of 4-byte arrays."""
   bits = lambda leaf: jax.lax.bitcast_convert_type(leaf, jnp.uint32)
   leaves = jax.tree.leaves(tree)
   return sum(jnp.sum(bits(leaf), dtype=jnp.uint32) for leaf in leaves)

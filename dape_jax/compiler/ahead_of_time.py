@@ -21,7 +21,7 @@ from dape_jax.compiler import tpu as tpu_compiler
 from dape_jax.compiler.costs import program_costs
 from dape_jax.config import ExperimentConfig
 from dape_jax.errors import ConfigError
-from dape_jax.training.chips import chip_of
+from dape_jax.training.flops import chip_of
 
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 

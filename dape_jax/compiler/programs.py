@@ -13,8 +13,7 @@ from dape_jax.evaluation import perplexity
 from dape_jax.evaluation.extrapolation import Settings
 from dape_jax.models import Transformer
 from dape_jax.parallel import partitioning
-from dape_jax.training.chips import chip_of
-from dape_jax.training.flops import flops_per_token
+from dape_jax.training.flops import chip_of, flops_per_token
 from dape_jax.training.run import Program
 
 _DTYPES = {
@@ -115,7 +114,7 @@ def lower(
   chip = chip_of(devices[0].device_kind)
   if chip is None or chip.memory is None or chip.link_bandwidth is None:
     raise ConfigError(
-        f"--topology={topology}: dape_jax/training/chips.py has no data sheet of"
+        f"--topology={topology}: dape_jax/training/flops.py has no data sheet of"
         f" {devices[0].device_kind}; add it."
     )
   if eval_length:

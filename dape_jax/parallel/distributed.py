@@ -1,4 +1,4 @@
-"""Runs of several processes: joining them, and stopping them together."""
+"""Runs of several processes: joining, failing and stopping together."""
 
 import contextlib
 import glob
@@ -15,8 +15,8 @@ from jax.experimental import multihost_utils
 
 from dape_jax.errors import ConfigError
 
-# Set by what starts several processes: Slurm's srun, Open MPI, GKE and Cloud TPU,
-# and JAX's own.
+# Set by the launchers that JAX knows: Slurm's srun, Open MPI, GKE and Cloud TPU, and
+# by JAX's own.
 _CLUSTER_VARIABLES = (
     "SLURM_STEP_NODELIST",
     "OMPI_MCA_orte_hnp_uri",
@@ -28,7 +28,7 @@ _CLUSTER_VARIABLES = (
 
 
 def _has_tpu() -> bool:
-  # Not by JAX, which would start its backend before the processes have met.
+  # Asking JAX would start its backend before the processes have met.
   platforms = os.environ.get("JAX_PLATFORMS", "tpu").split(",")
   return "tpu" in platforms and bool(
       glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")
@@ -40,19 +40,18 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> None:
-  """Joins the other processes of this run, if there are any.
+  """Joins the other processes of this run, if any; call it before other JAX code.
 
-  Before anything else of JAX. Without arguments it asks the environment, by
-  `jax.distributed`: Cloud TPU, GKE, Slurm, Open MPI; where there is none of
-  these, the process is alone.
+  Without arguments, `jax.distributed` finds them from the environment (Cloud TPU,
+  GKE, Slurm, Open MPI); elsewhere the run has one process.
 
   Args:
-    coordinator_address: host:port of process 0, the same for all.
-    num_processes: of the run.
-    process_id: of this process, from 0.
+    coordinator_address: host:port of process 0, the same in every process.
+    num_processes: number of processes in the run.
+    process_id: index of this process, from 0.
 
   Raises:
-    ConfigError: some but not all are given, or the processes do not meet.
+    ConfigError: only some arguments are given, or the processes do not connect.
   """
   given = (coordinator_address, num_processes, process_id)
   if all(value is None for value in given):
@@ -67,19 +66,19 @@ def initialize(
     jax.distributed.initialize(*given)
   except (RuntimeError, ValueError) as e:
     raise ConfigError(
-        f"the processes of this run did not meet ({e}); see"
+        f"the processes of this run did not connect ({e}); check"
         " --coordinator_address, --num_processes and --process_id."
     ) from e
 
 
 def say(message: str) -> None:
-  """Prints a line on stderr, in process 0."""
+  """Prints a line to stderr in process 0."""
   if jax.process_index() == 0:
     print(message, file=sys.stderr, flush=True)
 
 
 def all_agree(condition: bool) -> bool:
-  """Returns whether the condition is true in all processes, in each of them."""
+  """Returns whether the condition is true in every process."""
   if jax.process_count() == 1:
     return condition
   return bool(multihost_utils.process_allgather(np.array(condition)).all())
@@ -87,12 +86,12 @@ def all_agree(condition: bool) -> bool:
 
 @contextlib.contextmanager
 def failing_together() -> Iterator[None]:
-  """Makes a ConfigError of any process end all of them; each enters the context.
+  """Raises in every process if any raises ConfigError; all enter the context.
 
-  A process that went on alone would wait for the others for minutes.
+  Otherwise the remaining processes would wait minutes for the one that failed.
 
   Raises:
-    ConfigError: that of this process, or one that says that another has one.
+    ConfigError: the error of this process, or one that points to another process.
   """
   error = None
   try:
@@ -106,10 +105,10 @@ def failing_together() -> Iterator[None]:
 
 
 def check_equal(value: str, message: str) -> None:
-  """Checks that all processes have the same text; each makes the call.
+  """Checks that all processes have the same string; every process calls this.
 
   Raises:
-    ConfigError: one has another; `message` in all of them.
+    ConfigError: they differ; every process raises `message`.
   """
   if jax.process_count() == 1:
     return
@@ -121,33 +120,34 @@ def check_equal(value: str, message: str) -> None:
 
 
 class Preemption:
-  """Whether the run is told to stop; a context manager that catches SIGTERM.
+  """Whether to stop the run; a context manager that catches SIGTERM.
 
-  Machines that can be taken away (spot TPUs, Slurm at its time limit) send SIGTERM
-  some seconds before. In a run of several processes all agree on the step after
-  which to stop, whichever of them is told.
+  Preemptible machines (spot TPUs, Slurm at its time limit) send SIGTERM some seconds
+  before they are taken away. Processes of one run agree on the last step, whichever
+  of them gets the signal.
   """
 
   def __init__(self):
-    self._told = False
+    self._is_signaled = False
     self._previous = None
 
   def __enter__(self) -> "Preemption":
-    # Python lets the main thread alone catch signals.
+    # Only the main thread of Python can handle signals. With several processes, JAX
+    # handles them.
     is_main = threading.current_thread() is threading.main_thread()
     if jax.process_count() == 1 and is_main:
-      self._previous = signal.signal(signal.SIGTERM, self._tell)
+      self._previous = signal.signal(signal.SIGTERM, self._on_signal)
     return self
 
   def __exit__(self, *_) -> None:
     if self._previous is not None:
       signal.signal(signal.SIGTERM, self._previous)
 
-  def _tell(self, *_) -> None:
-    self._told = True
+  def _on_signal(self, *_) -> None:
+    self._is_signaled = True
 
   def reached(self, step: int) -> bool:
-    """Returns whether to save and stop after `step`; each process asks at each."""
+    """Returns whether to stop after `step`; every process asks at every step."""
     if jax.process_count() == 1:
-      return self._told
+      return self._is_signaled
     return multihost_utils.reached_preemption_sync_point(step)

@@ -1,9 +1,8 @@
-"""How arrays lie on the devices: the only file that names mesh axes.
+"""Sharding of arrays over devices: the only file that names mesh axes.
 
-The batch is split over "data" and "fsdp", each row of it over "context", and the
-state over "fsdp"; what is split over none of them is whole on every device. Heads
-are never split, since encodings mix them. "context" is called "ring" where keys go
-round it.
+Rows of a batch are split over "data" and "fsdp", the tokens of a row over "context",
+and the state over "fsdp"; everything else is replicated. Heads are never split,
+because encodings mix them. For ring attention the axis "context" is named "ring".
 """
 
 import contextlib
@@ -23,8 +22,8 @@ from dape_jax.data.batches import Batches
 from dape_jax.errors import ConfigError
 
 _BATCH_AXES = ("data", "fsdp")
-# Smaller arrays are whole everywhere: to split them saves nothing, and what
-# encodings have is among them.
+# Smaller arrays, such as those of encodings, are replicated: splitting them saves
+# nothing.
 _MIN_SPLIT_SIZE = 2**14
 
 
@@ -35,11 +34,11 @@ def make_mesh(
   """Returns the mesh of all devices of all processes.
 
   Args:
-    config: sizes of its axes; by default all devices along "data".
-    devices: others than all there are.
+    config: sizes of its axes; by default all devices are along "data".
+    devices: the devices to use instead of all.
 
   Raises:
-    ConfigError: the sizes do not make the number of devices.
+    ConfigError: the sizes do not multiply to the number of devices.
   """
   config = config or MeshConfig()
   count = jax.device_count() if devices is None else len(devices)
@@ -49,10 +48,10 @@ def make_mesh(
     raise ConfigError(
         f"config.mesh: data={config.data} x fsdp={config.fsdp} x"
         f" context={config.context} do not make {count} devices; choose fsdp x"
-        f" context among the divisors of {count}, and data=-1."
+        f" context that divides {count}, and data=-1."
     )
-  # Neighbours on an axis are neighbours on the torus; an axis may be a part of one of
-  # the torus, which jax.make_mesh refuses on most TPUs.
+  # Neighbors along an axis are neighbors on the torus. An axis may be a part of one
+  # of the torus, which jax.make_mesh rejects on most TPUs.
   placed = mesh_utils.create_device_mesh(
       (data, config.fsdp, config.context),
       devices,
@@ -64,7 +63,7 @@ def make_mesh(
 
 @contextlib.contextmanager
 def logical_axes(mesh: Mesh) -> Iterator[None]:
-  """Within it, in a traced function, the model's axes lie on those of the mesh."""
+  """Maps the model's logical axes to mesh axes while a function is traced."""
   length = mesh.axis_names[-1]
   rules = [("batch", _BATCH_AXES), ("length", length)]
   if length == "ring":
@@ -74,7 +73,7 @@ def logical_axes(mesh: Mesh) -> Iterator[None]:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """Returns the sharding of what is whole on each device."""
+  """Returns the sharding of replicated arrays."""
   return NamedSharding(mesh, PartitionSpec())
 
 
@@ -86,15 +85,15 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def state_sharding(state: Any, mesh: Mesh) -> Any:
-  """Returns a tree of the shardings of parameters or of a whole state.
+  """Returns the tree of shardings of parameters or of an entire state.
 
-  A large array is split over "fsdp" along its largest axis that divides, but not
-  along the axis of layers, of which one at a time is computed with.
+  A large array is split over "fsdp" along its largest divisible axis, but never
+  along the axis of layers, because the model computes one layer at a time.
 
   Args:
-    state: tree of arrays or of their shapes; of those under a key "layers", the
-      layers are axis 0.
-    mesh: of `make_mesh`.
+    state: tree of arrays or of their shapes; axis 0 of those under a key "layers" is
+      the layer.
+    mesh: see `make_mesh`.
   """
   parts = mesh.shape["fsdp"]
 
@@ -113,11 +112,20 @@ def state_sharding(state: Any, mesh: Mesh) -> Any:
   return jax.tree_util.tree_map_with_path(sharding, state)
 
 
+def abstract(tree: Any, shardings: Any) -> Any:
+  """Returns the shapes and types of a tree of arrays, with shardings."""
+  return jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+      tree,
+      shardings,
+  )
+
+
 def check_batch(config: ExperimentConfig, mesh: Mesh) -> None:
-  """Checks that each microbatch splits evenly over the devices.
+  """Checks that microbatches split evenly over the devices.
 
   Raises:
-    ConfigError: it does not; the message gives the multiple to choose.
+    ConfigError: they do not; the message names the multiple to choose.
   """
   groups = math.prod(mesh.shape[axis] for axis in _BATCH_AXES)
   batch_size, parts = config.train.batch_size, config.train.accumulation
@@ -132,13 +140,13 @@ def check_batch(config: ExperimentConfig, mesh: Mesh) -> None:
 def global_batch(
     batches: Batches, step: int, accumulation: int, mesh: Mesh
 ) -> dict[str, jax.Array]:
-  """Returns the batch of a step on the devices; each process reads its rows.
+  """Returns the batch of a step on the devices; each process reads its own rows.
 
   Args:
-    batches: of the run.
+    batches: batches of the run.
     step: counted from 0.
     accumulation: number of microbatches A.
-    mesh: of `make_mesh`.
+    mesh: see `make_mesh`.
 
   Returns:
     Arrays [A, B / A, T], row b of the batch at [b // (B / A), b % (B / A)].
@@ -156,7 +164,7 @@ def global_batch(
     return values[at[numbers[place[:2]]]][..., place[2]]
 
   arrays = batches.rows(step, rows)
-  # The one transfer to the devices that the training loop means to make.
+  # The training loop disallows all other transfers to the devices.
   with jax.transfer_guard_host_to_device("allow"):
     return {
         name: jax.make_array_from_callback(

@@ -1,5 +1,6 @@
-"""How many floating point operations a model takes."""
+"""FLOPs of a training step and the peak rates of chips: their ratio is the MFU."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -8,62 +9,91 @@ import jax
 from dape_jax.config import ModelConfig
 
 
-def _names(path) -> list[str]:
-  return [entry.key for entry in path]
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """Data-sheet peaks of one device, as JAX counts devices.
 
-
-def _score_network_multiplications(params: Any, block: str) -> int:
-  """Returns multiplications for a pair of tokens, over all layers of a kind.
-
-  Args:
-    params: of the model.
-    block: name of their block; "" is all layers.
+  Attributes:
+    flops: dense bfloat16 FLOP/s.
+    memory_bandwidth: bytes/s of main memory.
+    link_bandwidth: bytes/s to both neighbors along one axis of a TPU torus; None
+      where it depends on the machine.
+    memory: usable bytes of main memory, according to the TPU compiler; None for
+      other devices.
   """
-  leaves, _ = jax.tree_util.tree_flatten_with_path(params)
-  return sum(
-      math.prod(leaf.shape)
-      for path, leaf in leaves
-      if _names(path)[-1] in ("hidden_kernel", "output_kernel")
-      and (not block or block in _names(path))
-  )
+
+  flops: float
+  memory_bandwidth: float
+  link_bandwidth: float | None = None
+  memory: float | None = None
 
 
-def _mean_keys(window: int, length: int, causal: bool) -> float:
-  """Returns the keys that a token sees, mean over a row; window 0 is none."""
-  window = min(window or length, length)
-  before = window - window * (window - 1) / (2 * length)
-  return before if causal else 2 * before - 1
+_GIB = 2.0**30
+# Keys are prefixes of `device_kind`.
+_CHIPS = {
+    "TPU v4": Chip(275e12, 1.2e12, 9e10, 31.75 * _GIB),
+    "TPU v5 lite": Chip(197e12, 8.1e11, 9e10, 15.75 * _GIB),
+    "TPU v5": Chip(459e12, 2.8e12, 1.8e11, 95.74 * _GIB),
+    "TPU v6 lite": Chip(918e12, 1.6e12, 1.8e11, 31.25 * _GIB),
+    "NVIDIA A100": Chip(312e12, 2.0e12),
+    "NVIDIA H100": Chip(989e12, 3.3e12),
+    "NVIDIA H200": Chip(989e12, 4.8e12),
+}
+
+
+def chip_of(device_kind: str) -> Chip | None:
+  """Returns the chip of a `jax.Device.device_kind`; None if it is unknown."""
+  names = [name for name in _CHIPS if device_kind.startswith(name)]
+  return _CHIPS[max(names, key=len)] if names else None
 
 
 def flops_per_token(config: ModelConfig, params: Any, length: int) -> float:
-  """Returns the FLOPs of a training step for each token of a row.
+  """Returns the FLOPs of a training step per token of a row.
 
-  3 times those of the forward pass, in which each multiplication of a matrix
-  product counts with its addition: of the projections and the head; of scores and
-  weighted values, for the keys that a token sees (half a row on average if causal;
-  a window, fewer at the ends); and of DAPE's networks for each of these keys.
-  Embedding, norms, biases, softmax and what is recomputed are not counted.
+  A step costs three forward passes. A forward pass counts the multiplications and
+  additions of matrix products: the projections and the head; scores and weighted
+  values for the keys that a token attends to (half a row on average if causal,
+  fewer with a window); and DAPE's networks for each of these keys. Embeddings,
+  norms, biases, softmax and recomputation do not count.
 
   Args:
-    config: of the model.
+    config: the model's.
     params: its parameters, or their shapes.
-    length: tokens of a row T.
+    length: tokens per row T.
   """
-  leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+  sizes = {
+      tuple(entry.key for entry in path): math.prod(leaf.shape)
+      for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+  }
   matrices = sum(
-      math.prod(leaf.shape)
-      for path, leaf in leaves
-      if _names(path)[-1] == "kernel" and "encoding" not in _names(path)
+      size
+      for names, size in sizes.items()
+      if names[-1] == "kernel" and "encoding" not in names
   )
+  networks = {
+      names: size
+      for names, size in sizes.items()
+      if names[-1] in ("hidden_kernel", "output_kernel")
+  }
   kinds = config.layer_kinds
   num_layers = config.num_layers // len(kinds)
   pairs = 0.0
   for i, (_, window) in enumerate(kinds):
-    is_one = len(kinds) == 1 or config.share_encoding
-    network = _score_network_multiplications(
-        params, "" if is_one else f"blocks_{i}"
+    # The blocks of one kind share stacked parameters, named after the kind.
+    is_shared = len(kinds) == 1 or config.share_encoding
+    network = sum(
+        size
+        for names, size in networks.items()
+        if is_shared or f"blocks_{i}" in names
     )
     network *= num_layers if config.share_encoding else 1
-    seen = _mean_keys(window, length, config.causal)
-    pairs += seen * (2 * config.width * num_layers + network)
+    keys = _mean_keys(window, length, config.causal)
+    pairs += keys * (2 * config.width * num_layers + network)
   return 3 * 2 * (matrices + pairs)
+
+
+def _mean_keys(window: int, length: int, causal: bool) -> float:
+  """Returns the mean number of keys per query in a row; window 0 is none."""
+  window = min(window or length, length)
+  before = window - window * (window - 1) / (2 * length)
+  return before if causal else 2 * before - 1

@@ -1,6 +1,7 @@
-"""Where the numbers of a run go: JSONL, TensorBoard, the terminal."""
+"""Metrics of a run: metrics.jsonl, TensorBoard events and the terminal."""
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -16,42 +17,24 @@ import tqdm
 from etils import epath
 
 from dape_jax.checkpoint.paths import is_remote
-from dape_jax.training.chips import chip_of
-from dape_jax.training.log_file import LogFile
+from dape_jax.training.flops import chip_of
 
 _JSONL = "metrics.jsonl"
 
 
-def _drop_later_lines(path: pathlib.Path, step: int) -> None:
-  """Keeps the whole lines up to `step`, so that a resumed run repeats none."""
-  if not path.exists():
-    return
-  kept = []
-  for line in path.read_text().splitlines():
-    try:
-      record = json.loads(line)
-    except json.JSONDecodeError:
-      continue  # Cut short when the run was killed; the resumed run repeats it.
-    if record["step"] <= step:
-      kept.append(line + "\n")
-  temporary = path.with_suffix(".tmp")
-  temporary.write_text("".join(kept))
-  os.replace(temporary, path)
-
-
 class Throughput:
-  """How fast steps were since the last question or restart."""
+  """Speed of the steps since the last measurement or restart."""
 
   def __init__(self, tokens_per_step: int, flops_per_token: float):
-    """Initialises.
+    """Initializes.
 
     Args:
-      tokens_per_step: of a batch.
-      flops_per_token: of `flops.flops_per_token`.
+      tokens_per_step: tokens per batch.
+      flops_per_token: see `flops.flops_per_token`.
     """
     self._tokens_per_step = tokens_per_step
     chip = chip_of(jax.devices()[0].device_kind)
-    # Of all devices; None where what a device can do is not known.
+    # Over all devices; None if their peak is unknown.
     self._tokens_at_peak = None
     if chip is not None:
       self._tokens_at_peak = chip.flops * jax.device_count() / flops_per_token
@@ -59,14 +42,14 @@ class Throughput:
     self._time = 0.0
 
   def restart(self, step: int) -> None:
-    """Starts to count after `step`, leaving out the time spent elsewhere."""
+    """Restarts the clock after `step`, to leave out other work."""
     self._step, self._time = step, time.monotonic()
 
   def measure(self, step: int) -> dict[str, float]:
     """Returns tokens_per_second, seconds_per_step and model_flop_utilization.
 
-    The latter only of devices whose FLOP/s are known (see `chips`); none of them
-    when nothing was counted yet.
+    The last is there for known chips only (see `flops.chip_of`). Returns {} if no
+    step was timed.
     """
     since, start = self._step, self._time
     self.restart(step)
@@ -81,12 +64,12 @@ class Throughput:
 
 
 class MetricsWriter:
-  """Writes the numbers of a run; a context manager.
+  """Writes the metrics of a run; a context manager.
 
-  `workdir/metrics.jsonl` has a line {"step": ..., name: number, ...} per
-  `write`, floats in full precision; `workdir/tensorboard` the same as events.
-  A terminal shows a progress bar, anything else a line per `write`. In a workdir
-  that is not local, both are there as of the last `flush`, which copies them.
+  Each `write` appends a line {"step": ..., name: number, ...} to
+  `workdir/metrics.jsonl`, floats in full precision, and the same numbers to
+  `workdir/tensorboard`. A terminal shows a progress bar, any other stderr one line
+  per `write`. A remote workdir is up to date after each `flush`.
   """
 
   def __init__(
@@ -98,14 +81,14 @@ class MetricsWriter:
       tokens_per_step: int,
       main_process: bool,
   ):
-    """Opens the files; what an earlier try wrote beyond `first_step` goes.
+    """Opens the files; drops what an interrupted run wrote after `first_step`.
 
     Args:
       workdir: an existing folder.
       first_step: updates done before; 0 for a new run.
-      total_steps: updates of the whole run.
-      tokens_per_step: of a batch, for the time left.
-      main_process: the others write nothing.
+      total_steps: updates of the entire run.
+      tokens_per_step: tokens per batch, for the time left.
+      main_process: False in processes that write nothing.
     """
     self._total_steps = total_steps
     self._tokens_per_step = tokens_per_step
@@ -123,9 +106,9 @@ class MetricsWriter:
         (workdir / _JSONL).copy(self._folder / _JSONL)
     path = self._folder / _JSONL
     _drop_later_lines(path, first_step)
-    self._log = LogFile(path)
-    # The name has seconds only; the suffix keeps a quick restart from
-    # overwriting the file of the run before.
+    self._log = _LogFile(path)
+    # File names have a resolution of seconds; the suffix keeps a quick restart from
+    # overwriting the previous file.
     self._events = tensorboardX.SummaryWriter(
         str(self._folder / "tensorboard"),
         purge_step=first_step + 1,
@@ -154,8 +137,24 @@ class MetricsWriter:
     if self._bar is not None:
       self._bar.close()
 
+  def advance(self, step: int) -> None:
+    """Moves the progress bar to `step`."""
+    if self._bar is not None:
+      self._bar.update(step - self._bar.n)
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    """Writes finite Python numbers, by name, of the state after `step`."""
+    if not self._main_process:
+      return
+    self._log.append(json.dumps({"step": step, **values}) + "\n")
+    # After a write error its thread is dead, and add_scalar would block forever.
+    if self._events.file_writer.event_writer._worker.is_alive():
+      for name, value in values.items():
+        self._events.add_scalar(name, value, step)
+    self._show(step, values)
+
   def flush(self) -> None:
-    """Makes all that was written be in the workdir."""
+    """Makes sure that the workdir has everything written so far."""
     if self._main_process:
       with contextlib.suppress(OSError):
         self._events.flush()
@@ -170,46 +169,77 @@ class MetricsWriter:
         target.parent.mkdir(parents=True, exist_ok=True)
         epath.Path(file).copy(target, overwrite=True)
 
-  def advance(self, step: int) -> None:
-    """Moves the progress bar to `step`."""
-    if self._bar is not None:
-      self._bar.update(step - self._bar.n)
-
-  def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Writes named numbers of `step`.
-
-    Args:
-      step: updates done.
-      values: finite Python numbers.
-    """
-    if not self._main_process:
-      return
-    self._log.append(json.dumps({"step": step, **values}) + "\n")
-    # Its thread ends when it cannot write, and would be waited for ever after.
-    if self._events.file_writer.event_writer._worker.is_alive():
-      for name, value in values.items():
-        self._events.add_scalar(name, value, step)
-    self._show(step, values)
-
   def _show(self, step: int, values: Mapping[str, float]) -> None:
-    losses = [f"{k} {v:.4f}" for k, v in values.items() if "loss" in k]
+    shown = [f"{k} {v:.4f}" for k, v in values.items() if "loss" in k]
     speed = values.get("tokens_per_second")
     if speed is not None:
-      losses.append(f"{speed:,.0f} tokens/s")
+      shown.append(f"{speed:,.0f} tokens/s")
     if (utilization := values.get("model_flop_utilization")) is not None:
-      losses.append(f"{utilization:.1%} MFU")
+      shown.append(f"{utilization:.1%} MFU")
     if self._bar is not None:
       if "loss" in values:
-        self._bar.set_postfix_str(", ".join(losses))
+        self._bar.set_postfix_str(", ".join(shown))
       else:
-        self._bar.write(f"step {step}: {', '.join(losses)}", file=sys.stderr)
+        self._bar.write(f"step {step}: {', '.join(shown)}", file=sys.stderr)
       return
     if speed is not None:
       seconds = (self._total_steps - step) * self._tokens_per_step / speed
-      left = tqdm.tqdm.format_interval(seconds)
-      losses.append(f"{left} left")
+      shown.append(f"{tqdm.tqdm.format_interval(seconds)} left")
     print(
-        f"step {step}/{self._total_steps}: {', '.join(losses)}",
+        f"step {step}/{self._total_steps}: {', '.join(shown)}",
         file=sys.stderr,
         flush=True,
     )
+
+
+def _drop_later_lines(path: pathlib.Path, step: int) -> None:
+  """Keeps the complete lines up to `step`; a resumed run writes later ones again."""
+  if not path.exists():
+    return
+  kept = []
+  for line in path.read_text().splitlines():
+    # A line is cut short if the run was killed while writing it.
+    with contextlib.suppress(json.JSONDecodeError):
+      if json.loads(line)["step"] <= step:
+        kept.append(line + "\n")
+  temporary = path.with_suffix(".tmp")
+  temporary.write_text("".join(kept))
+  os.replace(temporary, path)
+
+
+class _LogFile:
+  """A text file that survives a full disk: it keeps lines to write them later."""
+
+  def __init__(self, path: pathlib.Path):
+    self._path = path
+    self._file = path.open("ab", buffering=0)
+    self._size = self._file.seek(0, os.SEEK_END)
+    self._unwritten = b""
+    self._has_warned = False
+
+  def append(self, line: str) -> None:
+    """Writes a line, after those that could not be written before."""
+    self._unwritten += line.encode()
+    try:
+      written = self._file.write(self._unwritten)
+      if written < len(self._unwritten):
+        self._file.truncate(self._size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as e:
+      if not self._has_warned:
+        print(
+            f"{self._path} cannot be written ({e.strerror}); its lines are kept"
+            " in memory until it can. TensorBoard events may be lost.",
+            file=sys.stderr,
+            flush=True,
+        )
+      self._has_warned = True
+    else:
+      self._size += written
+      self._unwritten, self._has_warned = b"", False
+
+  def close(self) -> None:
+    """Closes the file, after a last attempt to write what is left."""
+    if self._unwritten:
+      self.append("")
+    self._file.close()

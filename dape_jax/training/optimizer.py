@@ -1,4 +1,4 @@
-"""AdamW with linear warm-up, cosine decay, gradient clipping, decay masks."""
+"""AdamW with warmup, cosine decay, gradient clipping and weight decay masks."""
 
 from typing import Any
 
@@ -12,25 +12,25 @@ from dape_jax.errors import ConfigError
 def learning_rate_schedule(
     config: OptimizerConfig, steps: int
 ) -> optax.Schedule:
-  """Returns the learning rate as a function of the updates done before.
+  """Returns the learning rate as a function of the number of previous updates.
 
-  Linear from 0 to `learning_rate` over `warmup_steps` updates, then half a
-  cosine that arrives at `final_learning_rate` in the last update.
+  Linear from 0 to `learning_rate` over `warmup_steps` updates, then half a cosine
+  that reaches `final_learning_rate` in the last update.
 
   Args:
-    config: rates and warm-up.
-    steps: updates of the whole run.
+    config: rates and warmup.
+    steps: updates of the entire run.
 
   Raises:
-    ConfigError: the warm-up does not end within the run.
+    ConfigError: the warmup does not end within the run.
   """
   if config.warmup_steps >= steps:
     raise ConfigError(
         f"config.optimizer.warmup_steps={config.warmup_steps}: must be less"
         f" than config.train.steps={steps}."
     )
-  # The last update is number steps - 1. A run whose warm-up ends in its last
-  # update makes that update at the peak.
+  # The last update has number steps - 1. If the warmup ends there, it is made at the
+  # peak rate.
   cosine = optax.cosine_decay_schedule(
       config.learning_rate,
       decay_steps=max(steps - 1 - config.warmup_steps, 1),
@@ -43,15 +43,15 @@ def learning_rate_schedule(
 
 
 def matrices_mask(params: Any) -> Any:
-  """Returns which parameters the "matrices" decay touches.
+  """Returns the mask of weight decay for `decay="matrices"`.
 
   Args:
-    params: nested dict of arrays; those under the top-level key "layers" have
-      the layers on axis 0.
+    params: nested dict of arrays; axis 0 of those under the top-level key "layers"
+      is the layer.
 
   Returns:
-    The same tree of bools: True for network weights with two or more axes per
-    layer; False for biases, norms and whatever lies under a key "encoding".
+    A tree of bools with the structure of `params`: True for network weights with two
+    or more axes per layer; False for biases, norms and everything under "encoding".
   """
 
   def is_matrix(path, leaf) -> bool:
@@ -68,7 +68,7 @@ def make_optimizer(
   """Returns the optimizer of a run of `steps` updates.
 
   Raises:
-    ConfigError: the warm-up does not end within the run.
+    ConfigError: the warmup does not end within the run.
   """
   adamw = optax.adamw(
       learning_rate_schedule(config, steps),

@@ -11,62 +11,53 @@ from dape_jax.errors import ConfigError
 def check_profile_steps(
     steps: tuple[int, int] | None, done: int, total: int
 ) -> None:
-  """Checks that a run makes the steps that are to be profiled.
+  """Checks that this run makes the steps to be profiled.
 
   Args:
-    steps: first and last of them, or None.
-    done: steps before this run.
-    total: steps of the whole run.
+    steps: the first and the last of them, or None.
+    done: steps done before.
+    total: steps of the entire run.
 
   Raises:
     ConfigError: it does not make all of them.
   """
   if steps and not (done < steps[0] and steps[1] <= total):
     raise ConfigError(
-        f"--profile_steps={steps[0]},{steps[1]}: this run makes the steps"
-        f" {done + 1} to {total}; choose from them."
+        f"--profile_steps={steps[0]},{steps[1]}: this run makes steps {done + 1}"
+        f" to {total}; choose from them."
     )
 
 
 class ProfileWindow:
-  """Profiles from one step to another; a context manager that ends it.
+  """Profiles a range of steps; a context manager that stops the profiler.
 
   Attributes:
-    folder: where the profile goes.
+    folder: output folder.
   """
 
   def __init__(self, folder: epath.Path, steps: tuple[int, int] | None):
-    """Initialises.
-
-    Args:
-      folder: where the profile goes.
-      steps: first and last step; None profiles none.
-    """
+    """Sets the first and last step to profile; None profiles nothing."""
     self.folder = folder
     self._first, self._last = steps or (None, None)
-    self._running = False
+    self._is_running = False
 
   def __enter__(self) -> "ProfileWindow":
     return self
 
   def __exit__(self, *_) -> None:
-    if self._running:
-      self._running = False
+    if self._is_running:
+      self._is_running = False
       jax.profiler.stop_trace()
 
   def before(self, step: int) -> None:
-    """Begins if `step` is the first one."""
+    """Starts the profiler before the first step."""
     if step == self._first:
-      self._running = True
+      self._is_running = True
       jax.profiler.start_trace(self.folder)
 
   def after(self, step: int, outputs: Any) -> bool:
-    """Ends if `step` is the last one, when its outputs are there.
-
-    Returns:
-      Whether it ended.
-    """
-    if not self._running or step < self._last:
+    """Stops after the outputs of the last step; returns whether it did."""
+    if not self._is_running or step < self._last:
       return False
     jax.block_until_ready(outputs)
     self.__exit__()

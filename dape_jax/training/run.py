@@ -1,4 +1,4 @@
-"""A run: its data, its compiled steps, and the state that it begins with."""
+"""A run: its data, its jitted steps and its initial state."""
 
 import functools
 from typing import Any
@@ -6,26 +6,28 @@ from typing import Any
 import jax
 
 from dape_jax.checkpoint.state import TrainState, init_state
-from dape_jax.config import ExperimentConfig
+from dape_jax.config import ExperimentConfig, TaskConfig
+from dape_jax.data import TaskBatches, TrainBatches, load_corpora, tasks
+from dape_jax.data.batches import Batches
+from dape_jax.errors import ConfigError
 from dape_jax.models import Transformer
 from dape_jax.models.layer_encodings import check_positions, check_ring
 from dape_jax.parallel import partitioning
-from dape_jax.training.batches import make_batches
 from dape_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from dape_jax.training.step import make_eval_step, make_train_step
 
 
 class Program:
-  """What a config compiles to on a mesh; needs no data.
+  """The compiled side of a run: state and steps on a mesh, without data.
 
   Attributes:
     config, mesh: of the run.
-    abstract_state: shapes of the state, each with its sharding.
-    train_step, eval_step: of `step`.
+    abstract_state: shapes of the state, with shardings.
+    train_step, eval_step: see `make_train_step` and `make_eval_step`.
   """
 
   def __init__(self, config: ExperimentConfig, mesh: jax.sharding.Mesh):
-    """Traces the model, but compiles nothing.
+    """Traces the model; compiles nothing.
 
     Raises:
       ConfigError: settings of the model, the batch or the mesh do not fit.
@@ -33,10 +35,9 @@ class Program:
     partitioning.check_batch(config, mesh)
     length = config.data.row_length
     check_positions(config.model, length, f"rows of {length} tokens")
+    max_position = config.train.max_position
     check_positions(
-        config.model,
-        config.train.max_position,
-        f"config.train.max_position={config.train.max_position}",
+        config.model, max_position, f"config.train.max_position={max_position}"
     )
     if config.mesh.ring:
       check_ring(config.model, length // config.mesh.context)
@@ -49,17 +50,13 @@ class Program:
     )
     state = jax.eval_shape(self._init_state)
     self._shardings = partitioning.state_sharding(state, mesh)
-    self.abstract_state = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-        state,
-        self._shardings,
-    )
+    self.abstract_state = partitioning.abstract(state, self._shardings)
     self.train_step = make_train_step(
         model,
         optimizer,
         learning_rate_schedule(config.optimizer, config.train.steps),
         mesh,
-        max_position=config.train.max_position,
+        max_position=max_position,
         loss_mean=config.train.loss_mean,
         seed=config.seed,
     )
@@ -68,7 +65,7 @@ class Program:
     )
 
   def new_state(self) -> TrainState:
-    """Returns the state before the first step, each device making its part."""
+    """Returns the initial state; each device computes its own part."""
     return jax.jit(self._init_state, out_shardings=self._shardings)()
 
 
@@ -76,16 +73,16 @@ class Run(Program):
   """A program with its data.
 
   Attributes:
-    batches, validation: of `make_batches`.
+    batches, validation: see `make_batches`.
   """
 
   def __init__(self, config: ExperimentConfig, mesh: jax.sharding.Mesh):
-    """Opens the data, preparing it if need be.
+    """Opens the data, preparing it if necessary.
 
     Raises:
       ConfigError: a setting does not fit, or see `make_batches`.
     """
-    # Wrong settings of the model are told before any data is prepared.
+    # Reports bad model settings before it prepares any data.
     super().__init__(config, mesh)
     self.batches, self.validation = make_batches(config)
 
@@ -94,11 +91,11 @@ class Run(Program):
     return self._on_devices(self.batches, step)
 
   def validation_loss(self, params: Any) -> float:
-    """Returns nats per weighted token of the first validation batches."""
-    # Not beyond the first epoch: no window counts twice, if there are as many as a
-    # batch has.
-    whole = self.validation.num_windows // self.config.train.batch_size
-    count = min(self.config.train.eval_batches, max(whole, 1))
+    """Returns nats per weighted token over the first validation batches."""
+    # Stops after the first epoch, so that no window counts twice unless there are
+    # too few for one batch.
+    available = self.validation.num_windows // self.config.train.batch_size
+    count = min(self.config.train.eval_batches, max(available, 1))
     sums = [
         self.eval_step(params, self._on_devices(self.validation, i))
         for i in range(count)
@@ -106,7 +103,63 @@ class Run(Program):
     nats, tokens = zip(*jax.device_get(sums))
     return float(sum(map(float, nats)) / sum(map(float, tokens)))
 
-  def _on_devices(self, batches, step: int):
+  def _on_devices(self, batches: Batches, step: int) -> dict[str, jax.Array]:
     return partitioning.global_batch(
         batches, step, self.config.train.accumulation, self.mesh
+    )
+
+
+def make_batches(config: ExperimentConfig) -> tuple[Batches, Batches]:
+  """Returns the training and the validation batches, of text or of a task.
+
+  The validation batches do not depend on the run's seed.
+
+  Raises:
+    ConfigError: the model has too few ids for the data, or see `load_corpora`.
+  """
+  data, model = config.data, config.model
+  shape = dict(length=data.length, batch_size=config.train.batch_size)
+  if isinstance(data, TaskConfig):
+    task = tasks.make(data.task)
+    name = f"config.data.task={data.task!r}"
+    outputs = model.num_outputs or model.vocab_size
+    for field, size, needed in (
+        ("vocab_size", model.vocab_size, task.vocab_size),
+        ("num_outputs", outputs, task.num_outputs),
+    ):
+      _check_size(field, size, needed, name, needed)
+    batches = functools.partial(
+        TaskBatches,
+        data.task,
+        lengths_per_batch=data.lengths_per_batch,
+        **shape,
+    )
+    # No run has seed 2**64. 2**32 would not do: NumPy's generators read it as the
+    # words 0 and 1, so its first batch would be the second of seed 0.
+    return batches(seed=config.seed), batches(seed=2**64)
+  corpora = load_corpora(
+      source=data.source, tokenizer=data.tokenizer, data_dir=data.dir
+  )
+  tokenizer = corpora[0].tokenizer
+  _check_size(
+      "vocab_size",
+      model.vocab_size,
+      tokenizer.vocab_size,
+      f"the tokenizer {tokenizer.name!r}",
+      tokenizer.padded_vocab_size,
+  )
+  batches = functools.partial(
+      TrainBatches, packing=data.packing, weights=data.weights, **shape
+  )
+  return (
+      batches([c.split("train") for c in corpora], seed=config.seed),
+      batches([c.split("validation") for c in corpora], seed=0),
+  )
+
+
+def _check_size(field: str, size: int, needed: int, of: str, fix: int) -> None:
+  if size < needed:
+    raise ConfigError(
+        f"config.model.{field}={size} is less than the {needed} of {of}; use"
+        f" {fix}."
     )

@@ -1,4 +1,4 @@
-"""One optimizer step and one evaluation step, each one jitted program."""
+"""The training step and the evaluation step, each one jitted program."""
 
 import functools
 from collections.abc import Callable
@@ -17,20 +17,20 @@ from dape_jax.parallel import partitioning
 def weighted_nats(
     logits_BxTxV: jax.Array, targets_BxT: jax.Array, weights_BxT: jax.Array
 ) -> jax.Array:
-  """Returns the cross entropy summed over tokens times their weights.
+  """Returns the weighted sum of the tokens' cross entropies.
 
   Args:
-    logits_BxTxV: any float type; the cross entropy is float32.
+    logits_BxTxV: any float type; the cross entropy is computed in float32.
     targets_BxT: int32 token ids.
-    weights_BxT: float32; 0 leaves a token out.
+    weights_BxT: float32; tokens with weight 0 are ignored.
 
   Returns:
-    float32 scalar in nats; NaN for a target that is no id and has a weight.
+    float32 scalar in nats; NaN if a target with a weight is not a valid id.
   """
   logits_BxTxV = logits_BxTxV.astype(jnp.float32)
   ids_BxTxV = jax.lax.broadcasted_iota(jnp.int32, logits_BxTxV.shape, 2)
   is_target_BxTxV = ids_BxTxV == targets_BxT[..., None]
-  # A sum, not a gather, for which TPUs write several copies of all logits.
+  # A gather would make TPUs write several copies of all logits.
   picked_BxT = jnp.sum(logits_BxTxV, axis=-1, where=is_target_BxTxV)
   is_id_BxT = (targets_BxT >= 0) & (targets_BxT < logits_BxTxV.shape[-1])
   picked_BxT = jnp.where(is_id_BxT, picked_BxT, jnp.nan)
@@ -55,12 +55,12 @@ def _microbatch_nats(
 
 
 def loss_count(weights_AxBxT: jax.Array, loss_mean: str) -> jax.Array:
-  """Returns what a batch's nats are divided by, float32.
+  """Returns the float32 divisor of a batch's nats.
 
   Args:
-    weights_AxBxT: of the tokens.
-    loss_mean: of `TrainConfig`: "token", the sum of weights, or "row", how many
-      rows have any.
+    weights_AxBxT: loss weights of the tokens.
+    loss_mean: as in `TrainConfig`: "token" for the sum of weights, "row" for the
+      number of rows with a positive weight.
   """
   if loss_mean == "row":
     return jnp.sum(jnp.any(weights_AxBxT > 0, axis=-1), dtype=jnp.float32)
@@ -79,25 +79,25 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
   """Returns the jitted step (state, batch) -> (state, metrics).
 
-  The batch has arrays [A, B, T] of `partitioning.global_batch`; the A
-  microbatches run one after the other. The result is that of the unsplit batch:
-  nats and gradients are summed, then divided by the count of the whole batch.
-  The state passed in is donated.
+  The batch has arrays [A, B, T] from `partitioning.global_batch`. The A
+  microbatches run one after another; nats and gradients are summed, then divided
+  by the count of the entire batch, so the result does not depend on A. The input
+  state is donated.
 
-  The metrics are float32 scalars: loss (nats per weighted token or per row, of the
-  parameters before the update), gradient_norm (global, before clipping),
-  learning_rate (of this update) and tokens (weighted tokens of the batch).
+  The metrics are float32 scalars: loss (nats per weighted token or per row, before
+  the update), gradient_norm (global, before clipping), learning_rate (of this
+  update) and tokens (weighted tokens in the batch).
 
   Args:
     model: the decoder.
-    optimizer: of `make_optimizer`.
+    optimizer: see `make_optimizer`.
     schedule: the optimizer's learning rate, for the metrics.
-    mesh: of `partitioning.make_mesh`; the state lies on it as
-      `partitioning.state_sharding` says.
-    max_position: draw each row's positions at random from as many, see
-      `randomized_positions`; 0 takes them as they are.
+    mesh: see `partitioning.make_mesh`; the state is sharded over it according to
+      `partitioning.state_sharding`.
+    max_position: draw the positions of each row at random below this number, see
+      `randomized_positions`; 0 keeps them.
     loss_mean: see `loss_count`.
-    seed: of these positions and of dropout, which also depend on the step.
+    seed: of random positions and dropout, which also depend on the step.
   """
 
   def with_random_positions(batch, step):
@@ -108,7 +108,7 @@ def make_train_step(
     return batch | {"positions": jax.vmap(draw)(keys, positions)}
 
   def dropout_keys(step, num_microbatches):
-    # No step has this number, so these are not the keys of positions.
+    # Not the keys of positions: no step has this number.
     key = jax.random.fold_in(jax.random.key(seed), 2**32 - 1)
     return jax.random.split(jax.random.fold_in(key, step), num_microbatches)
 
@@ -133,7 +133,7 @@ def make_train_step(
     rngs = {"dropout": dropout_keys(state.step, len(weights))}
     with partitioning.logical_axes(mesh):
       (nats, gradients), _ = jax.lax.scan(accumulate, zeros, (batch, rngs))
-    # Windows without any target (length 1, say) make no loss, not 0 / 0.
+    # A batch may have no targets, for example with windows of length 1.
     count = loss_count(weights, loss_mean)
     scale = 1 / jnp.where(count > 0, count, 1.0)
     gradients = jax.tree.map(lambda g: g * scale, gradients)
@@ -167,7 +167,7 @@ def make_eval_step(
 
   Args:
     model: the decoder.
-    mesh: of `partitioning.make_mesh`; the batch is as in `make_train_step`.
+    mesh: see `partitioning.make_mesh`; the batch is as in `make_train_step`.
     loss_mean: see `loss_count`.
   """
 

@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# A training run on a Cloud TPU slice, from this directory's repository.
+# A training run on a Cloud TPU slice. Run it from the repository.
 #
 #   export TPU=my-slice ZONE=us-east5-a TYPE=v5p-128 BUCKET=gs://my-bucket
-#   docs/running/tpu.sh create      # ask for the slice; from here on it costs
-#   docs/running/tpu.sh install     # what is committed here, on all of its workers
+#   docs/running/tpu.sh create      # request the slice; billing starts
+#   docs/running/tpu.sh install     # the current commit, on all workers
 #   docs/running/tpu.sh data /data/arxiv     # a prepared folder, to all workers
 #   docs/running/tpu.sh train runs/arxiv size=1.3b,encoding=dape_kerple_log,length=512 \
 #       --config.data.source=data/arxiv
-#   docs/running/tpu.sh watch       # the log of worker 0; "watch 3" that of worker 3
-#   docs/running/tpu.sh stop        # SIGTERM: saves, ends, and is waited for
+#   docs/running/tpu.sh watch       # the log of worker 0; "watch 3": of worker 3
+#   docs/running/tpu.sh stop        # SIGTERM: waits until the run has saved and ended
 #   docs/running/tpu.sh evaluate runs/arxiv --lengths=512,1024,...,32768  # one worker
-#   docs/running/tpu.sh delete      # ends what it costs
+#   docs/running/tpu.sh delete      # delete the slice; billing ends
 #
-# "train" again, on this slice or another one, goes on with the run. SPOT=--spot is
-# cheaper and may be taken away: the run saves, and goes on on the next slice.
+# Repeat "train", on this slice or another one, to resume the run. SPOT=--spot is
+# cheaper but may be preempted: the run saves a checkpoint first.
 #
 # Needs the gcloud command, logged in; a project with the TPU API turned on and quota
 # for TYPE in ZONE; and a bucket near ZONE that the slice's service account may write
-# to. The first connection makes an ssh key. What a slice holds, and what `python -m
-# dape_jax.compiler --topology=` calls it (v5p counts two cores to a chip):
+# to. The first connection creates an ssh key. Slice types, their chips, and their names
+# for `python -m dape_jax.compiler --topology=` (v5p counts two cores per chip):
 #
 #   TYPE v5litepod-16   --topology=v5e:4x4     16 chips
 #   TYPE v6e-16         --topology=v6e:4x4     16 chips
@@ -56,7 +56,7 @@ case "$command" in
     git archive --format=tar.gz --output="$folder/dape_jax.tar.gz" HEAD
     gcloud compute tpus tpu-vm scp "$folder/dape_jax.tar.gz" "$TPU": \
       --zone="$ZONE" --worker=all
-    # Some images have Python 3.11 already, and some another one that is new enough.
+    # Some images have Python 3.11 already, others a newer version.
     on all "set -e; mkdir -p dape_jax; tar -xzf dape_jax.tar.gz -C dape_jax
       cd dape_jax
       { sudo apt-get -qq update && sudo apt-get -qq install -y python3.11-venv; } ||
@@ -95,7 +95,7 @@ case "$command" in
     : "${2:?flags of eval.py, --lengths=512,1024,...,32768 for example}"
     run=$1
     shift
-    # One worker alone: the others of a slice are not waited for.
+    # Runs on one worker, without waiting for the others.
     on 0 "cd dape_jax && TPU_PROCESS_BOUNDS=1,1,1 TPU_VISIBLE_CHIPS=0 \
       TPU_CHIPS_PER_PROCESS_BOUNDS=1,1,1 .venv/bin/python eval.py \
       --checkpoint=$BUCKET/$run --output=reports/$run $* &&

@@ -1,4 +1,4 @@
-"""Saving, finding and loading checkpoints, good and bad."""
+"""Saving, finding and loading intact and damaged checkpoints."""
 
 import itertools
 import pathlib
@@ -59,20 +59,18 @@ def _assert_equal(tree, expected):
   jax.tree.map(np.testing.assert_array_equal, tree, expected)
 
 
-def test_the_latest_are_kept(saved):
+def test_latest_steps_are_kept(saved):
   names = sorted(p.name for p in (saved / "checkpoints").iterdir())
   assert names == ["2", "3"]
 
 
-def test_multiples_are_kept_too(tmp_path, state, config):
+def test_multiples_of_keep_every_are_kept(tmp_path, state, config):
   _save(tmp_path, state, config, steps=range(1, 8), keep=1, keep_every=3)
   names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
   assert names == ["3", "6", "7"]
 
 
-def test_what_cannot_be_written_is_told_and_the_rest_stays(
-    copy, state, config, capsys
-):
+def test_failed_save_is_reported_and_others_stay(copy, state, config, capsys):
   folder = epath.Path(copy / "checkpoints")
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   with CheckpointSaver(folder, 5) as checkpoints:
@@ -82,22 +80,24 @@ def test_what_cannot_be_written_is_told_and_the_rest_stays(
       checkpoints.save(this, experiment_to_dict(config), {})
       return checkpoints.wait()
 
+    # Compiles first: the limit would damage JAX's cache.
+    assert save(4)
     # No file may grow beyond this, as on a full disk.
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
     try:
-      assert not save(4)
+      assert not save(5)
     finally:
       resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     message = capsys.readouterr().err
-    assert "step 4: its checkpoint could not be written (" in message
-    assert message.rstrip().endswith("checkpoints/3.")
-    assert save(5)
-  assert sorted(p.name for p in folder.iterdir()) == ["2", "3", "5"]
-  assert checkpoint.load_for_evaluation(copy)[2] == 5
+    assert "step 5: its checkpoint could not be written (" in message
+    assert message.rstrip().endswith("checkpoints/4.")
+    assert save(6)
+  assert sorted(p.name for p in folder.iterdir()) == ["2", "3", "4", "6"]
+  assert checkpoint.load_for_evaluation(copy)[2] == 6
 
 
 @pytest.mark.parametrize("num_devices", [1, 8])
-def test_the_state_comes_back_on_any_number_of_devices(
+def test_state_loads_on_any_number_of_devices(
     saved, state, make_mesh, num_devices
 ):
   mesh = make_mesh(num_devices)
@@ -112,7 +112,7 @@ def test_the_state_comes_back_on_any_number_of_devices(
     assert leaf.sharding == partitioning.replicated(mesh)
 
 
-def test_metadata_comes_back_unchanged(saved, config):
+def test_metadata_is_unchanged(saved, config):
   metadata = checkpoint.load_metadata(saved / "checkpoints" / "3")
   assert metadata["config"] == experiment_to_dict(config)
   assert metadata["data_state"] == {"step": 3, "list": [1, None, {}]}
@@ -137,7 +137,7 @@ def test_load_for_evaluation_needs_no_optimizer(copy, state):
   _assert_equal(params, state.params)
 
 
-def test_saving_may_be_followed_by_donation(tmp_path, state, config):
+def test_state_may_be_donated_after_save(tmp_path, state, config):
   double = jax.jit(
       lambda s: s.replace(params=jax.tree.map(lambda x: x * 2, s.params)),
       donate_argnums=0,
@@ -154,7 +154,7 @@ def test_saving_may_be_followed_by_donation(tmp_path, state, config):
   _assert_equal(params, state.params)
 
 
-def test_what_a_killed_save_leaves_is_ignored_and_removed(copy, state, config):
+def test_remains_of_a_killed_save_are_ignored_and_removed(copy, state, config):
   folder = copy / "checkpoints"
   (folder / "3").rename(folder / "3.orbax-checkpoint-tmp")
   assert checkpoint.load_for_evaluation(copy)[2] == 2
@@ -162,7 +162,7 @@ def test_what_a_killed_save_leaves_is_ignored_and_removed(copy, state, config):
   assert sorted(p.name for p in folder.iterdir()) == ["2", "4"]
 
 
-def test_a_folder_of_runs_with_numbers_for_names_is_no_checkpoint(saved):
+def test_folder_of_runs_named_by_numbers_is_not_a_checkpoint(saved):
   (saved.parent / "runs").mkdir()
   shutil.copytree(saved, saved.parent / "runs" / "2")
   with pytest.raises(ConfigError, match="holds no finished checkpoint"):
@@ -188,35 +188,32 @@ def test_missing_and_empty_paths(tmp_path):
 
 def _files(folder):
   files = [f for f in folder.rglob("*") if f.is_file() and f.stat().st_size]
-  # Never read: marks, and what a load with a given sharding does not need.
+  # Never read: markers, and files that a load with given shardings does not need.
   unused = ("commit_success.txt", "_sharding", "_CHECKPOINT_METADATA")
   return sorted(f for f in files if f.name not in unused)
 
 
-def test_every_damaged_file_is_told_or_harmless(copy, state, capfd):
-  """Truncates and alters each file; a load never returns other numbers."""
+def test_damage_to_any_file_is_reported_or_harmless(copy, state, capfd):
+  """Truncates and alters each file; a load never returns wrong numbers."""
   step = copy / "checkpoints" / "3"
-  told = 0
+  reported = 0
   for file, damage in itertools.product(
       _files(step / "params") + _files(step / "metadata"), ("cut", "flip")
   ):
     content = bytearray(file.read_bytes())
-    if damage == "cut":
-      file.write_bytes(content[: len(content) // 2])
-    else:
-      file.write_bytes(
-          content[: len(content) // 2]
-          + bytes([content[len(content) // 2] ^ 16])
-          + content[len(content) // 2 + 1 :]
-      )
+    half = len(content) // 2
+    damaged = content[:half]
+    if damage == "flip":
+      damaged += bytes([content[half] ^ 16]) + content[half + 1 :]
+    file.write_bytes(damaged)
     try:
       _, params, _ = checkpoint.load_for_evaluation(copy)
       _assert_equal(params, state.params)
     except ConfigError as e:
-      told += 1
+      reported += 1
       assert "\n" not in str(e)
     file.write_bytes(content)
-  assert told >= 8
+  assert reported >= 8
   assert "Traceback" not in capfd.readouterr().err
   checkpoint.load_for_evaluation(copy)
 

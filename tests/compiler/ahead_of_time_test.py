@@ -15,7 +15,7 @@ from command_process import command_process
 from dape_jax.compiler import ahead_of_time, programs
 from dape_jax.compiler import report as reports
 from dape_jax.errors import ConfigError
-from dape_jax.training.chips import chip_of
+from dape_jax.training.flops import chip_of
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SMALL = (

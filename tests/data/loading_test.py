@@ -13,7 +13,7 @@ from dape_jax.data import preparation, sources
 from dape_jax.data.preparation import Job
 from dape_jax.data.text_files import TextFile
 from dape_jax.errors import ConfigError
-from dape_jax.training.batches import make_batches
+from dape_jax.training.run import make_batches
 
 
 def _save_tokenizer(path):

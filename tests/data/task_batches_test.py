@@ -9,7 +9,7 @@ from dape_jax.config.dicts import experiment_from_dict
 from dape_jax.data import TaskBatches, tasks
 from dape_jax.data.task_batches import padded_rows
 from dape_jax.errors import ConfigError
-from dape_jax.training.batches import make_batches
+from dape_jax.training.run import make_batches
 
 
 def batches(task="copy", **changes):

@@ -1,4 +1,4 @@
-"""A run of several real processes: killed, stopped, and gone on with by others."""
+"""Runs of several real processes: stopped, killed and resumed on other meshes."""
 
 import json
 import os
@@ -18,13 +18,26 @@ _CONFIG = _ROOT / "tests" / "support" / "tiny_config.py"
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-  return tmp_path_factory.mktemp("shared")
+def data_dir(tmp_path_factory):
+  return str(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
-def run(shared):
-  """Returns a function that starts a script with so many CPU devices."""
+def config(make_config, data_dir):
+  return make_config({"data.dir": data_dir, "model.encoding": "kerple_log"})
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(config, read_results, tmp_path_factory):
+  """The results of an uninterrupted run on the eight devices of this process."""
+  workdir = tmp_path_factory.mktemp("uninterrupted")
+  loop.train(config, workdir)
+  return read_results(workdir)
+
+
+@pytest.fixture(scope="module")
+def run(data_dir):
+  """Returns a function that starts a script on emulated CPU devices."""
 
   def run(script, *flags, devices=1):
     environment = os.environ | {
@@ -32,10 +45,7 @@ def run(shared):
             f"--xla_force_host_platform_device_count={devices}"
             " --xla_backend_optimization_level=0"
         ),
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(shared / "jax"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "DAPE_JAX_DATA": str(shared / "data"),
+        "DAPE_JAX_DATA": data_dir,
     }
     return subprocess.Popen(
         [sys.executable, str(_ROOT / script), *flags],
@@ -51,7 +61,7 @@ def run(shared):
 
 @pytest.fixture
 def train(run):
-  """Returns a function that starts so many processes of train.py."""
+  """Returns a function that starts processes of train.py with two devices each."""
   started = []
 
   def train(workdir, processes, *flags, each=None):
@@ -62,6 +72,7 @@ def train(run):
         run(
             "train.py",
             f"--config={_CONFIG}",
+            "--config.model.encoding=kerple_log",
             f"--workdir={workdir}",
             f"--coordinator_address={address}",
             f"--num_processes={processes}",
@@ -93,58 +104,65 @@ def _finish(processes):
   return outputs
 
 
-def test_killed_stopped_and_gone_on_with_by_others(
-    run, train, shared, make_config, read_results, tmp_path
-):
-  whole, parts = tmp_path / "whole", tmp_path / "parts"
-  config = make_config({"data.dir": str(shared / "data")})
-  loop.train(config, whole)  # On the eight devices of this process.
-
-  two = train(parts, 2)
-  _wait_for_steps(parts, 13, two)
-  two[1].send_signal(signal.SIGKILL)
-  two[1].wait()
-  two[0].kill()  # As what started them would.
-
-  four = train(parts, 4, "--config.mesh.fsdp=2", "--config.mesh.context=2")
-  _wait_for_steps(parts, 17, four)
-  four[3].send_signal(signal.SIGTERM)
-  outputs = _finish(four)
-  assert "going on from" in outputs[0]
+def _assert_stopped(workdir, outputs, first_step):
+  """Checks that SIGTERM saved the last logged step."""
   assert "stopped by SIGTERM after step" in outputs[0]
-  saved = max(int(p.name) for p in (parts / "checkpoints").iterdir())
-  assert 17 <= saved < 40
-  lines = (parts / "metrics.jsonl").read_text().splitlines()
+  saved = max(int(p.name) for p in (workdir / "checkpoints").iterdir())
+  assert first_step <= saved < 40
+  lines = (workdir / "metrics.jsonl").read_text().splitlines()
   assert json.loads(lines[-1])["step"] == saved
 
-  loop.train(config, parts)
-  for record, expected in zip(
-      read_results(parts), read_results(whole), strict=True
-  ):
-    assert record == pytest.approx(expected, rel=1e-4)
 
-  # On one device, what four had written.
+def _assert_close(results, expected):
+  for record, other in zip(results, expected, strict=True):
+    assert record == pytest.approx(other, rel=1e-4)
+
+
+def test_two_processes_stop_together_and_one_resumes(
+    train, config, uninterrupted, read_results, tmp_path
+):
+  two = train(tmp_path, 2)
+  _wait_for_steps(tmp_path, 5, two)
+  two[1].send_signal(signal.SIGTERM)
+  _assert_stopped(tmp_path, _finish(two), first_step=5)
+  loop.train(config, tmp_path)
+  _assert_close(read_results(tmp_path), uninterrupted)
+
+
+@pytest.mark.soak
+def test_killed_two_are_resumed_by_four_and_evaluated_by_one(
+    run, train, config, uninterrupted, read_results, tmp_path
+):
+  workdir = tmp_path / "run"
+  two = train(workdir, 2)
+  _wait_for_steps(workdir, 13, two)
+  two[1].send_signal(signal.SIGKILL)
+  two[1].wait()
+  two[0].kill()  # As a launcher would.
+
+  four = train(workdir, 4, "--config.mesh.fsdp=2", "--config.mesh.context=2")
+  _wait_for_steps(workdir, 17, four)
+  four[3].send_signal(signal.SIGTERM)
+  outputs = _finish(four)
+  assert "resuming from" in outputs[0]
+  _assert_stopped(workdir, outputs, first_step=17)
+
+  loop.train(config, workdir)
+  _assert_close(read_results(workdir), uninterrupted)
+
   report = tmp_path / "report"
-  _finish(
-      [
-          run(
-              "eval.py",
-              f"--checkpoint={parts}",
-              "--lengths=32,64",
-              "--regions=2",
-              f"--output={report}",
-          )
-      ]
-  )
+  flags = [f"--checkpoint={workdir}", "--lengths=32,64", "--regions=2"]
+  _finish([run("eval.py", *flags, f"--output={report}")])
   results = json.loads((report / "results.json").read_text())
   assert [row["length"] for row in results["runs"][0]["rows"]] == [32, 64]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "flag, message",
     [
         ("--config.optimizer.learning_rate=0.5", "have different settings"),
-        ("--config.data.source=code", "is not the same text for all"),
+        ("--config.data.source=code", "is not the same text in all"),
     ],
 )
 def test_processes_that_differ_are_refused(train, tmp_path, flag, message):
@@ -154,15 +172,3 @@ def test_processes_that_differ_are_refused(train, tmp_path, flag, message):
     outputs.append(process.communicate(timeout=200)[0])
     assert process.returncode == 2, outputs
   assert all(message in output for output in outputs)
-
-
-def test_flags_of_processes_belong_together(run, tmp_path):
-  process = run(
-      "train.py",
-      f"--config={_CONFIG}",
-      f"--workdir={tmp_path}",
-      "--num_processes=2",
-  )
-  output, _ = process.communicate(timeout=100)
-  assert process.returncode == 2
-  assert "--coordinator_address, --num_processes and --process_id" in output

@@ -1,4 +1,4 @@
-"""FLOPs of a model, counted by hand."""
+"""FLOPs of a model against counts by hand; the table of chips."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,7 @@ import pytest
 
 from dape_jax.config import ModelConfig
 from dape_jax.models import Transformer
-from dape_jax.training.chips import chip_of
-from dape_jax.training.flops import flops_per_token
+from dape_jax.training.flops import chip_of, flops_per_token
 
 
 def _flops(length, **changes):
@@ -21,7 +20,7 @@ def _flops(length, **changes):
   return flops_per_token(config, params, length)
 
 
-# Query, key, value, output, two of the feed-forward; the head.
+# Query, key, value, output and the two matrices of the MLP; the head.
 _MATRICES = 3 * (4 * 8 * 8 + 2 * 8 * 32) + 8 * 10
 
 
@@ -33,7 +32,7 @@ _MATRICES = 3 * (4 * 8 * 8 + 2 * 8 * 32) + 8 * 10
         ({"windows": (4,)}, (1 + 2 + 3 + 6 * 4) / 9, 3 * 2 * 8),
         ({"windows": (4,), "causal": False}, (2 * 30 - 9) / 9, 3 * 2 * 8),
         ({"windows": (4, 0, 0)}, (30 / 9 + 5 + 5) / 3, 3 * 2 * 8),
-        # Two scores and two biases to 32, to two scores.
+        # From two scores and two biases to 32 hidden units to two scores.
         ({"encoding": "dape_kerple_log"}, 5, 3 * (2 * 8 + 6 * 32)),
         (
             {"encoding": "dape_kerple_log", "share_encoding": True},
@@ -48,7 +47,7 @@ def test_flops_by_hand(changes, seen, per_pair):
   assert _flops(9, **changes) == pytest.approx(expected, rel=1e-12)
 
 
-def test_networks_count_the_keys_of_their_own_layers():
+def test_score_networks_count_the_keys_of_their_own_layers():
   encoding = "nope,dape_kerple_log,nope"
   pairs = (5 + 30 / 9 + 5) * 2 * 8 + 30 / 9 * 6 * 32
   found = _flops(9, encoding=encoding, windows=(0, 4, 0))
@@ -60,7 +59,7 @@ def test_grouped_queries_have_smaller_matrices():
   assert _flops(9, num_kv_heads=1) == _flops(9) - 6 * fewer
 
 
-def test_chips_are_told_by_the_longest_name():
+def test_longest_matching_name_selects_the_chip():
   assert chip_of("TPU v5 lite").flops == 197e12
   assert chip_of("TPU v5p").flops == chip_of("TPU v5").flops == 459e12
   assert chip_of("NVIDIA H100 80GB HBM3").flops == 989e12

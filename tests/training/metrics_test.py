@@ -1,4 +1,4 @@
-"""The files that a run's numbers go to."""
+"""Metrics files, terminal output and throughput."""
 
 import json
 import resource
@@ -6,7 +6,7 @@ import resource
 from etils import epath
 from tensorboardX.proto import event_pb2
 
-from dape_jax.training import chips, metrics
+from dape_jax.training import flops, metrics
 from dape_jax.training.metrics import MetricsWriter, Throughput
 
 
@@ -31,7 +31,7 @@ def _read_events(folder):
   return events
 
 
-def test_a_resumed_run_drops_what_the_killed_one_wrote_later(tmp_path):
+def test_resumed_run_drops_later_lines_of_the_killed_one(tmp_path):
   with _writer(tmp_path, 0) as writer:
     for step in (1, 2, 3):
       writer.write(step, {"loss": 0.1 + step})
@@ -49,7 +49,7 @@ def test_a_resumed_run_drops_what_the_killed_one_wrote_later(tmp_path):
   ]
 
 
-def test_lines_that_a_full_disk_refuses_are_written_later(tmp_path, capsys):
+def test_lines_refused_by_a_full_disk_are_written_later(tmp_path, capsys):
   path = tmp_path / "metrics.jsonl"
   with _writer(tmp_path, 0) as writer:
     writer.write(1, {"loss": 0.5})
@@ -68,7 +68,7 @@ def test_lines_that_a_full_disk_refuses_are_written_later(tmp_path, capsys):
   assert capsys.readouterr().err.count("cannot be written") == 1
 
 
-def test_tensorboard_gets_the_same_numbers_and_hides_the_dropped(tmp_path):
+def test_tensorboard_has_the_same_numbers_and_hides_dropped_ones(tmp_path):
   with _writer(tmp_path, 0) as writer:
     writer.write(3, {"loss": 0.5})
   with _writer(tmp_path, 2) as writer:
@@ -84,7 +84,7 @@ def test_tensorboard_gets_the_same_numbers_and_hides_the_dropped(tmp_path):
   assert starts[-1] == 3  # TensorBoard hides older events from here on.
 
 
-def test_a_remote_workdir_has_what_was_flushed(tmp_path, monkeypatch):
+def test_remote_workdir_is_up_to_date_after_flush(tmp_path, monkeypatch):
   monkeypatch.setattr(metrics, "is_remote", lambda path: True)
   path = tmp_path / "metrics.jsonl"
   with _writer(tmp_path, 0) as writer:
@@ -103,7 +103,7 @@ def test_a_remote_workdir_has_what_was_flushed(tmp_path, monkeypatch):
   assert [e.step for e in scalars] == [1, 2, 2]
 
 
-def test_plain_lines_when_there_is_no_terminal(tmp_path, capsys):
+def test_plain_lines_without_a_terminal(tmp_path, capsys):
   with _writer(tmp_path, 0) as writer:
     writer.write(60, {"loss": 1.23456, "tokens_per_second": 32.0})
     writer.write(60, {"validation_loss": 2.0})
@@ -113,7 +113,7 @@ def test_plain_lines_when_there_is_no_terminal(tmp_path, capsys):
   ]
 
 
-def test_a_progress_bar_on_a_terminal(tmp_path, capsys, monkeypatch):
+def test_progress_bar_on_a_terminal(tmp_path, capsys, monkeypatch):
   monkeypatch.setattr("sys.stderr.isatty", lambda: True)
   with _writer(tmp_path, 0) as writer:
     writer.advance(60)
@@ -125,7 +125,7 @@ def test_a_progress_bar_on_a_terminal(tmp_path, capsys, monkeypatch):
   assert "step 60: validation_loss 2.0000\n" in shown
 
 
-def test_throughput_counts_from_its_last_restart(monkeypatch):
+def test_throughput_since_the_last_restart(monkeypatch):
   now = 100.0
   monkeypatch.setattr("time.monotonic", lambda: now)
   throughput = Throughput(tokens_per_step=10, flops_per_token=1.0)
@@ -144,8 +144,8 @@ def test_throughput_counts_from_its_last_restart(monkeypatch):
   }
 
 
-def test_utilization_of_a_device_that_is_known(monkeypatch):
-  chip = chips.Chip(flops=1e3, memory_bandwidth=1.0)
+def test_model_flop_utilization_of_a_known_chip(monkeypatch):
+  chip = flops.Chip(flops=1e3, memory_bandwidth=1.0)
   monkeypatch.setattr(metrics, "chip_of", lambda kind: chip)
   now = 0.0
   monkeypatch.setattr("time.monotonic", lambda: now)

@@ -1,4 +1,4 @@
-"""The learning rate's course, what is decayed, and the clipping."""
+"""Learning rate schedule, weight decay mask and gradient clipping."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def test_schedule_of_very_short_runs(warmup, steps, expected):
   np.testing.assert_allclose(rates, expected, atol=1e-7)
 
 
-def test_a_warmup_beyond_the_run_is_refused():
+def test_warmup_longer_than_the_run_is_refused():
   with pytest.raises(ConfigError, match=r"warmup_steps=500.*steps=500"):
     make_optimizer(OptimizerConfig(), steps=500)
 
@@ -52,7 +52,7 @@ def _shapes(make_config, **changes):
 
 @pytest.mark.parametrize("encoding", ["dape_kerple_log", "dape_v2_fire"])
 @pytest.mark.parametrize("share", [True, False])
-def test_matrices_mask_spares_biases_norms_and_encodings(
+def test_matrices_mask_excludes_biases_norms_and_encodings(
     make_config, encoding, share
 ):
   shapes = _shapes(
@@ -79,7 +79,7 @@ def test_matrices_mask_spares_biases_norms_and_encodings(
 
 
 @pytest.mark.parametrize("decay", ["all", "matrices"])
-def test_decay_shrinks_what_it_says(make_config, decay):
+def test_weight_decay_shrinks_the_selected_parameters(make_config, decay):
   shapes = _shapes(make_config)
   config = OptimizerConfig(
       learning_rate=0.1, warmup_steps=0, weight_decay=0.5, decay=decay

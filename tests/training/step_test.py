@@ -1,4 +1,4 @@
-"""Gradient accumulation, several devices, and what is counted."""
+"""Training and evaluation steps: accumulation and loss weights."""
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +9,8 @@ from given_batches import GivenBatches
 from dape_jax.data import TrainBatches
 from dape_jax.models import Transformer
 from dape_jax.parallel import partitioning
-from dape_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from dape_jax.training.step import (
-    make_eval_step,
-    make_train_step,
-    weighted_nats,
-)
+from dape_jax.training.run import Program
+from dape_jax.training.step import weighted_nats
 
 
 def _batches(config, corpus):
@@ -27,32 +23,21 @@ def _batches(config, corpus):
   )
 
 
-def _train_step(config, mesh):
-  return make_train_step(
-      Transformer(config.model),
-      make_optimizer(config.optimizer, config.train.steps),
-      learning_rate_schedule(config.optimizer, config.train.steps),
-      mesh,
-      max_position=config.train.max_position,
-      seed=config.seed,
-  )
-
-
 @pytest.fixture(scope="module")
-def train(tiny_corpus, make_state):
-  """Returns a function that makes steps: metrics of each, last parameters."""
+def train(tiny_corpus):
+  """Returns a function that makes steps: metrics of each, final parameters."""
 
   def train(config, mesh, steps=3):
     batches = _batches(config, tiny_corpus)
-    train_step = _train_step(config, mesh)
+    program = Program(config, mesh)
     history = []
     with jax.set_mesh(mesh):
-      state = make_state(config, mesh)
+      state = program.new_state()
       for step in range(steps):
         batch = partitioning.global_batch(
             batches, step, config.train.accumulation, mesh
         )
-        state, metrics = train_step(state, batch)
+        state, metrics = program.train_step(state, batch)
         history.append(jax.device_get(metrics))
     assert int(state.step) == steps
     return history, jax.device_get(state.params)
@@ -86,26 +71,7 @@ def test_accumulation_equals_the_unsplit_batch(
   _assert_same(split, unsplit, 1e-5)
 
 
-def test_randomized_positions(train, unsplit, make_config, make_mesh):
-  # All positions there are: those of a row that is one document are as they were.
-  plain = {"data.packing": "plain"}
-  as_they_are, all_there_are = (
-      train(make_config(plain | {"train.max_position": n}), make_mesh(1))
-      for n in (0, 32)
-  )
-  _assert_same(all_there_are, as_they_are, 1e-6)
-  once, other = (
-      train(
-          make_config({"train.max_position": 500, "seed": seed}), make_mesh(1)
-      )
-      for seed in (0, 1)
-  )
-  losses = [[m["loss"] for m in run[0]] for run in (once, unsplit, other)]
-  assert abs(losses[0][0] - losses[1][0]) > 1e-4
-  assert abs(losses[0][0] - losses[2][0]) > 1e-4
-
-
-def test_weighted_nats_is_float32_and_leaves_tokens_out():
+def test_weighted_nats_is_float32_and_ignores_weight_zero():
   logits_BxTxV = jnp.array([[[2.0, 0.0], [5.0, -5.0]]], jnp.bfloat16)
   targets_BxT = jnp.array([[1, 1]])
   nats = weighted_nats(logits_BxTxV, targets_BxT, jnp.array([[1.0, 0.0]]))
@@ -114,7 +80,7 @@ def test_weighted_nats_is_float32_and_leaves_tokens_out():
 
 
 @pytest.mark.parametrize("target", [-1, 2])
-def test_a_target_that_is_no_id_is_nan_where_it_counts(target):
+def test_invalid_target_is_nan_only_with_a_weight(target):
   logits_BxTxV = jnp.array([[[2.0, 0.0], [5.0, -5.0]]])
   targets_BxT = jnp.array([[1, target]])
   weights_BxT = jnp.array([[1.0, 0.0]])
@@ -126,15 +92,16 @@ def test_a_target_that_is_no_id_is_nan_where_it_counts(target):
   np.testing.assert_array_equal(gradient[0, 1], 0.0)
 
 
-def test_a_batch_without_targets_has_no_loss_and_no_gradient(
-    make_config, make_mesh, make_state, tiny_corpus
+def test_batch_without_targets_has_zero_loss_and_gradient(
+    make_config, make_mesh, tiny_corpus
 ):
   config, mesh = make_config(), make_mesh(8)
+  program = Program(config, mesh)
   rows = _batches(config, tiny_corpus)[0]
   rows["loss_weights"] = np.zeros_like(rows["loss_weights"])
   with jax.set_mesh(mesh):
-    _, metrics = _train_step(config, mesh)(
-        make_state(config, mesh),
+    _, metrics = program.train_step(
+        program.new_state(),
         partitioning.global_batch(GivenBatches(rows), 0, 1, mesh),
     )
   assert metrics["tokens"] == 0
@@ -142,15 +109,12 @@ def test_a_batch_without_targets_has_no_loss_and_no_gradient(
   assert metrics["gradient_norm"] == 0
 
 
-def test_eval_step_sums_over_microbatches(
-    make_config, make_mesh, make_state, tiny_corpus
-):
+def test_eval_step_sums_over_microbatches(make_config, make_mesh, tiny_corpus):
   config, mesh = make_config(), make_mesh(1)
-  model = Transformer(config.model)
-  params = make_state(config, mesh).params
+  model, program = Transformer(config.model), Program(config, mesh)
+  params = program.new_state().params
   rows = _batches(config, tiny_corpus)[0]
-  eval_step = make_eval_step(model, mesh)
-  nats, weight = eval_step(
+  nats, weight = program.eval_step(
       params, partitioning.global_batch(GivenBatches(rows), 0, 2, mesh)
   )
 

@@ -1,4 +1,4 @@
-"""Steps on a task: the mean over rows, and dropout."""
+"""Steps on a task: mean over rows, random positions, dropout."""
 
 import dataclasses
 
@@ -17,12 +17,12 @@ from dape_jax.models import Transformer
 from dape_jax.parallel import partitioning
 from dape_jax.training.step import make_eval_step, make_train_step
 
-# Compiles in less time than AdamW.
+# Compiles faster than AdamW.
 OPTIMIZER = optax.sgd(0.1)
 
 
 class Tiny(nn.Module):
-  """Answers each token alone; compiles in no time."""
+  """Classifies tokens from their ids and positions; fast to compile."""
 
   dropout: float = 0.0
 
@@ -32,6 +32,8 @@ class Tiny(nn.Module):
     x_BxTxD = nn.Dropout(self.dropout)(
         x_BxTxD, deterministic=not self.has_rng("dropout")
     )
+    if positions is not None:
+      x_BxTxD += jnp.sin(positions / 50)[..., None]
     return nn.Dense(2)(x_BxTxD)
 
 
@@ -51,18 +53,21 @@ def rows():
       "reverse_string", length=9, batch_size=8, seed=0, lengths_per_batch=4
   )
   rows = batches[0]
-  # Rows of 1, 2, ... answers, and one of none.
+  # Rows with different numbers of answers; row 0 gets none.
   assert len(set(rows["loss_weights"].sum(axis=1))) == 4
   rows["loss_weights"][0] = 0
+  # Padding gets positions, too, so that a row uses all there are.
+  rows["positions"][:] = np.arange(rows["positions"].shape[1])
   return rows
 
 
-def make_step(mesh, dropout=0.0, seed=0):
+def make_step(mesh, dropout=0.0, seed=0, max_position=0):
   return make_train_step(
       Tiny(dropout),
       OPTIMIZER,
       lambda step: 0.1,
       mesh,
+      max_position=max_position,
       loss_mean="row",
       seed=seed,
   )
@@ -74,7 +79,7 @@ def run(mesh, state, rows):
 
   def run(step, accumulation=1, at=0):
     batch = partitioning.global_batch(GivenBatches(rows), 0, accumulation, mesh)
-    # A step takes its state away.
+    # The step donates its state.
     copy = jax.tree.map(jnp.copy, state)
     copy = dataclasses.replace(copy, step=copy.step + at)
     with jax.set_mesh(mesh):
@@ -99,7 +104,7 @@ def nats_of_rows(state, rows):
   return (nats * rows["loss_weights"]).sum(axis=1)
 
 
-def test_the_loss_of_rows_is_a_sum_over_places_and_a_mean_over_rows(
+def test_row_loss_sums_over_tokens_and_averages_over_rows(
     mesh, run, rows, nats_of_rows
 ):
   step = make_step(mesh)
@@ -121,7 +126,7 @@ def test_the_loss_of_rows_is_a_sum_over_places_and_a_mean_over_rows(
 
 
 @pytest.mark.parametrize("loss_mean, count", [("row", 7), ("token", None)])
-def test_evaluation_counts_as_training_and_has_no_dropout(
+def test_evaluation_counts_like_training_and_has_no_dropout(
     mesh, state, rows, nats_of_rows, loss_mean, count
 ):
   model = Tiny(dropout=0.5)
@@ -132,7 +137,7 @@ def test_evaluation_counts_as_training_and_has_no_dropout(
   assert divisor == (count or rows["loss_weights"].sum())
 
 
-def test_dropout_is_a_function_of_seed_and_step(mesh, run, nats_of_rows):
+def test_dropout_depends_on_seed_and_step_only(mesh, run, nats_of_rows):
   step = make_step(mesh, dropout=0.5)
   first = run(step)
   jax.tree.map(np.testing.assert_array_equal, first, run(step))
@@ -142,7 +147,20 @@ def test_dropout_is_a_function_of_seed_and_step(mesh, run, nats_of_rows):
   assert np.diff(sorted(losses)).min() > 1e-4
 
 
-def test_the_model_drops_other_places_in_each_row_and_layer():
+def test_random_positions_depend_on_seed_and_step(mesh, run, rows):
+  def loss(max_position, seed=0, at=0):
+    step = make_step(mesh, seed=seed, max_position=max_position)
+    return run(step, at=at)[1]["loss"]
+
+  unchanged = loss(0)
+  # There is one way to draw all positions of a row.
+  length = rows["inputs"].shape[1]
+  np.testing.assert_allclose(loss(length), unchanged, rtol=1e-6)
+  losses = [unchanged, loss(500), loss(500, seed=1), loss(500, at=1)]
+  assert np.diff(sorted(losses)).min() > 1e-4
+
+
+def test_dropout_differs_between_rows_tokens_and_layers():
   config = ModelConfig(
       vocab_size=16,
       num_layers=2,
@@ -160,7 +178,7 @@ def test_the_model_drops_other_places_in_each_row_and_layer():
   params["layers"]["mlp"]["down"]["bias"] += 1
   params["final_norm"]["scale"] += 1
   params["head"]["kernel"] += np.eye(16, dtype=np.float32)
-  # NumPy's, as those of a checkpoint.
+  # NumPy arrays, like the parameters of a checkpoint.
   read = jax.jit(
       lambda key: model.apply({"params": params}, tokens, rngs={"dropout": key})
   )

@@ -1,10 +1,8 @@
-"""train.py as a user runs it: killed, resumed, and given wrong settings."""
+"""train.py as a user runs it: killed, resumed, and given invalid settings."""
 
 import json
 import math
-import os
 import pathlib
-import random
 import signal
 import subprocess
 import sys
@@ -12,39 +10,41 @@ import time
 
 import pytest
 
+from dape_jax.training import loop
+
 _ROOT = pathlib.Path(__file__).parents[2]
 _CONFIG = _ROOT / "tests" / "support" / "tiny_config.py"
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory):
-  """Returns a function that starts train.py on one CPU device."""
-  shared = tmp_path_factory.mktemp("shared")
-  environment = os.environ | {
-      "XLA_FLAGS": "",
-      "JAX_PLATFORMS": "cpu",
-      "JAX_COMPILATION_CACHE_DIR": str(shared / "jax"),
-      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-  }
+def data_dir(tmp_path_factory):
+  return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def start(data_dir):
+  """Returns a function that starts train.py on the devices of this process."""
 
   def start(workdir, *flags):
+    command = [sys.executable, str(_ROOT / "train.py"), f"--config={_CONFIG}"]
+    command += [f"--workdir={workdir}", f"--config.data.dir={data_dir}", *flags]
     return subprocess.Popen(
-        [
-            sys.executable,
-            str(_ROOT / "train.py"),
-            f"--config={_CONFIG}",
-            f"--workdir={workdir}",
-            f"--config.data.dir={shared / 'data'}",
-            *flags,
-        ],
+        command,
         cwd=_ROOT,
-        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
   return start
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(make_config, data_dir, read_results, tmp_path_factory):
+  """The results of an uninterrupted run in this process."""
+  workdir = tmp_path_factory.mktemp("uninterrupted")
+  loop.train(make_config({"data.dir": str(data_dir)}), workdir)
+  return read_results(workdir)
 
 
 def _finish(process):
@@ -54,19 +54,17 @@ def _finish(process):
 
 
 def _kill_when(process, condition):
-  """Kills the process as soon as `condition()`; False if it ended before."""
-  while process.poll() is None:
-    if condition():
-      process.send_signal(signal.SIGKILL)
-      process.communicate()
-      return True
+  """Kills the process as soon as `condition()`; fails if it ends before."""
+  while not condition():
+    assert process.poll() is None, process.communicate()
     time.sleep(0.0005)
+  process.send_signal(signal.SIGKILL)
   process.communicate()
-  return False
 
 
-def _num_lines(file):
-  return len(file.read_text().splitlines()) if file.exists() else 0
+def _finished_steps(workdir):
+  folders = (workdir / "checkpoints").glob("*")
+  return [p.name for p in folders if p.name.isdigit()]
 
 
 def _changed(path):
@@ -76,35 +74,43 @@ def _changed(path):
     return 0.0
 
 
-def test_killed_runs_go_on_bit_for_bit(start, read_results, tmp_path):
-  whole, parts = tmp_path / "whole", tmp_path / "parts"
-  status, _, stderr = _finish(start(whole))
-  assert status == 0, stderr
-  metrics, checkpoints = parts / "metrics.jsonl", parts / "checkpoints"
-
-  def finished():
-    return [p.name for p in checkpoints.glob("*") if p.name.isdigit()]
-
-  # At some step after the first checkpoint.
-  step = random.Random(0).randint(12, 18)
-  assert _kill_when(
-      start(parts), lambda: finished() and _num_lines(metrics) >= step
+def _kill_after_a_checkpoint(process, workdir):
+  metrics = workdir / "metrics.jsonl"
+  _kill_when(
+      process,
+      lambda: _finished_steps(workdir)
+      and len(metrics.read_text().splitlines()) >= 14,
   )
-  assert finished()
 
-  # While a checkpoint is being written: another one than the kill may have left
-  # unfinished.
+
+def _finishes_like(process, workdir, expected, read_results):
+  status, _, stderr = _finish(process)
+  assert status == 0, stderr
+  assert read_results(workdir) == expected
+  assert not list((workdir / "checkpoints").glob("*tmp*"))
+
+
+def test_killed_run_resumes_bit_for_bit(
+    start, uninterrupted, read_results, tmp_path
+):
+  _kill_after_a_checkpoint(start(tmp_path), tmp_path)
+  _finishes_like(start(tmp_path), tmp_path, uninterrupted, read_results)
+
+
+@pytest.mark.soak
+def test_run_killed_twice_once_while_saving_resumes_bit_for_bit(
+    start, uninterrupted, read_results, tmp_path
+):
+  _kill_after_a_checkpoint(start(tmp_path), tmp_path)
+  # The first kill may have left an unfinished checkpoint.
   began = time.time()
-  assert _kill_when(
-      start(parts),
-      lambda: any(_changed(p) > began for p in checkpoints.glob("*tmp*")),
+  folder = tmp_path / "checkpoints"
+  _kill_when(
+      start(tmp_path),
+      lambda: any(_changed(p) > began for p in folder.glob("*tmp*")),
   )
-  assert finished()
-
-  status, _, stderr = _finish(start(parts))
-  assert status == 0, stderr
-  assert read_results(parts) == read_results(whole)
-  assert not list(checkpoints.glob("*tmp*"))
+  assert _finished_steps(tmp_path)
+  _finishes_like(start(tmp_path), tmp_path, uninterrupted, read_results)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +122,7 @@ def test_killed_runs_go_on_bit_for_bit(start, read_results, tmp_path):
         ("--config.model.encoding=dape_kerpel_log", "dape_kerple_log"),
     ],
 )
-def test_a_wrong_setting_is_one_line_and_status_2(
+def test_invalid_setting_is_one_line_and_status_2(
     start, tmp_path, flag, message
 ):
   status, stdout, stderr = _finish(start(tmp_path / "run", flag))
@@ -127,12 +133,13 @@ def test_a_wrong_setting_is_one_line_and_status_2(
   assert message in stderr
 
 
-def test_a_diverged_run_is_one_line_and_leaves_no_broken_checkpoint(
+def test_diverged_run_is_one_line_and_leaves_no_broken_checkpoint(
     start, tmp_path
 ):
   status, _, stderr = _finish(
       start(
           tmp_path,
+          "--config.model.encoding=kerple_log",
           "--config.optimizer.learning_rate=1e30",
           "--config.train.checkpoint_every=1",
       )
@@ -142,9 +149,8 @@ def test_a_diverged_run_is_one_line_and_leaves_no_broken_checkpoint(
   last = stderr.splitlines()[-1]
   assert last.startswith("train.py: error: ")
   assert "config.optimizer.learning_rate" in last
-  kept = [p.name for p in (tmp_path / "checkpoints").iterdir()]
   # The first update has rate 0, so only the state after it is good.
-  assert kept == ["1"]
+  assert _finished_steps(tmp_path) == ["1"]
   for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
     assert math.isfinite(json.loads(line)["loss"])
 

@@ -12,7 +12,7 @@ from dape_jax.data.task_batches import padded_rows
 from dape_jax.encodings import randomized_positions
 from dape_jax.errors import ConfigError
 
-# Seed of the scored problems; training never uses it (training/batches.py).
+# Seed of the scored problems; training never uses it (training/run.py).
 _SEED = 2**32 + 1
 
 

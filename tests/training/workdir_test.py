@@ -6,7 +6,7 @@ import pytest
 
 from dape_jax.config.dicts import experiment_to_dict
 from dape_jax.errors import ConfigError
-from dape_jax.training.resume import check_same_config
+from dape_jax.training.workdir import check_same_config
 
 
 @pytest.mark.parametrize(
@@ -22,27 +22,20 @@ from dape_jax.training.resume import check_same_config
         ("seed", 1),
     ],
 )
-def test_a_workdir_of_another_config_is_refused(make_config, name, value):
-  config = make_config()
-  stored = experiment_to_dict(config)
-  other = make_config({name: value})
+def test_workdir_of_another_config_is_refused(make_config, name, value):
+  config, other = make_config(), make_config({name: value})
   with pytest.raises(ConfigError, match=rf"config\.{name}.*--workdir"):
-    check_same_config(other, stored)
-  # What is stored is JSON.
+    check_same_config(other, experiment_to_dict(config))
+  # Stored configs have been through JSON.
   for same in (config, other):
     check_same_config(same, json.loads(json.dumps(experiment_to_dict(same))))
 
 
-def test_settings_that_change_no_result_may_differ(make_config):
-  stored = experiment_to_dict(make_config())
-  check_same_config(
-      make_config(
-          {
-              "data.dir": "elsewhere",
-              "data.source": "moved/there",
-              "train.log_every": 7,
-              "train.keep_checkpoints": 1,
-          }
-      ),
-      stored,
-  )
+def test_settings_without_effect_on_the_result_may_change(make_config):
+  changes = {
+      "data.dir": "elsewhere",
+      "data.source": "moved/there",
+      "train.log_every": 7,
+      "train.keep_checkpoints": 1,
+  }
+  check_same_config(make_config(changes), experiment_to_dict(make_config()))
