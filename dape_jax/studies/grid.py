@@ -1,7 +1,7 @@
 """A grid of runs on generated tasks: tasks x encodings x seeds.
 
-Each run has a folder OUTPUT/task/encoding/seedN, the workdir of its training, with
-accuracy.json once it is scored. What is there is not done again.
+The workdir of a run is OUTPUT/task/encoding/seedN. It has accuracy.json once the
+run is scored; finished work is not repeated.
 """
 
 import dataclasses
@@ -34,9 +34,9 @@ class Scoring:
   """How runs are scored.
 
   Attributes:
-    lengths: of the problems, given the run's training length.
-    samples: problems of each length.
-    batch_size: problems read at a time.
+    lengths: training length -> problem lengths.
+    samples: problems per length.
+    batch_size: problems per batch.
   """
 
   lengths: Callable[[int], Sequence[int]]
@@ -45,12 +45,12 @@ class Scoring:
 
 
 def _longest_rows(config: ExperimentConfig, scoring: Scoring) -> dict[str, int]:
-  """Returns the tokens of the longest row, by name of each task to score.
+  """Returns {task to score: tokens of its longest row}.
 
-  These are the task of the config and the task's variants.
+  The tasks are the one of the config and its variants.
 
   Raises:
-    ConfigError: the model or a task has no such lengths.
+    ConfigError: If the model or a task does not support the lengths.
   """
   lengths = scoring.lengths(config.data.length)
   name = config.data.task
@@ -65,15 +65,15 @@ def _longest_rows(config: ExperimentConfig, scoring: Scoring) -> dict[str, int]:
 
 
 def score_run(workdir: str | os.PathLike[str], scoring: Scoring):
-  """Returns the accuracies of a trained run, one dict for each task scored.
+  """Returns the accuracies of a trained run, one dict per scored task.
 
-  These are the task it was trained on and the task's variants. A dict has task,
+  The tasks are the one it was trained on and its variants. A dict has task,
   scored_on, encoding, form ("encoder" or "decoder"), seed, step, train_length,
   max_position, chance, chance_by_place and rows, see `task_accuracy`.
 
   Raises:
-    ConfigError: no finished checkpoint, it is of text, or the model or a task
-      has no such lengths.
+    ConfigError: If the run has no complete checkpoint, was trained on text, or
+      the model or a task does not support the lengths.
   """
   config, params, step = checkpoint.load_for_evaluation(step_folder(workdir))
   data = config.data
@@ -85,6 +85,7 @@ def score_run(workdir: str | os.PathLike[str], scoring: Scoring):
   lengths = list(scoring.lengths(data.length))
   results = []
   for name, longest in _longest_rows(config, scoring).items():
+    task = tasks.make(name)
     rows = task_accuracy(
         Transformer(config.model).at_length(longest),
         params,
@@ -104,8 +105,8 @@ def score_run(workdir: str | os.PathLike[str], scoring: Scoring):
             "step": step,
             "train_length": data.length,
             "max_position": config.train.max_position,
-            "chance": tasks.make(name).chance,
-            "chance_by_place": tasks.make(name).chance_by_place,
+            "chance": task.chance,
+            "chance_by_place": task.chance_by_place,
             "rows": rows,
         }
     )
@@ -121,22 +122,21 @@ def run_grid(
     scoring: Scoring,
     output: pathlib.Path,
 ) -> list[dict[str, Any]]:
-  """Trains and scores what is not done yet; returns the results of all runs.
+  """Trains and scores the runs not done yet; returns the results of all runs.
 
   Args:
     make_config: (task, encoding) -> settings of `experiment_from_dict`.
     task_names, encodings, seeds: the grid; seeds are the outermost loop, so that
-      an unfinished grid has whole seeds.
-    scoring: of each run.
+      an unfinished grid has complete seeds.
+    scoring: how runs are scored.
     output: folder of the runs.
 
   Returns:
     The dicts of `score_run`.
 
   Raises:
-    ConfigError: a setting is wrong, told before anything is trained; what is in
-      the folder was made with other settings; or a run does not learn (its loss
-      is not finite).
+    ConfigError: If a setting is invalid (before any training), the folder has
+      runs with other settings, or a run's loss is not finite.
   """
   configs = {
       (task, name): experiment_from_dict(make_config(task, name))
@@ -152,7 +152,7 @@ def run_grid(
   results = []
   for number, ((seed, task, name), config) in enumerate(cells.items(), 1):
     workdir = output / task / name / f"seed{seed}"
-    cell = _known(workdir, config, scoring)
+    cell = _stored(workdir, config, scoring)
     if cell is None:
       title = f"[{number}/{len(cells)}] {task}, {name}, seed {seed}"
       print(title, file=sys.stderr)
@@ -162,7 +162,7 @@ def run_grid(
 
 
 def _key(config: ExperimentConfig, scoring: Scoring) -> dict[str, Any]:
-  """Returns what a stored result must have been made with."""
+  """Returns the settings that a stored result must match."""
   key = {
       "config": experiment_to_dict(config),
       "lengths": list(scoring.lengths(config.data.length)),
@@ -171,7 +171,8 @@ def _key(config: ExperimentConfig, scoring: Scoring) -> dict[str, Any]:
   return json.loads(json.dumps(key))
 
 
-def _known(workdir, config, scoring) -> list[dict[str, Any]] | None:
+def _stored(workdir, config, scoring) -> list[dict[str, Any]] | None:
+  """Returns the results in a workdir, None if missing, damaged or outdated."""
   path = workdir / FILE
   try:
     stored = json.loads(path.read_text())
@@ -180,7 +181,7 @@ def _known(workdir, config, scoring) -> list[dict[str, Any]] | None:
   except (FileNotFoundError, NotADirectoryError):
     return None
   except (ValueError, KeyError, TypeError):
-    print(f"{path} is damaged; scored again.", file=sys.stderr)
+    print(f"{path} is damaged; scoring the run again.", file=sys.stderr)
   return None
 
 
@@ -188,7 +189,7 @@ def _train_and_score(config, workdir, scoring) -> list[dict[str, Any]]:
   try:
     loop.train(config, workdir)
   except (ConfigError, loop.FailedRunError) as error:
-    # The flag of the grid is another.
+    # The grid's flag has another name.
     message = str(error).replace("--workdir", "--output")
     raise ConfigError(f"{workdir}: {message}") from error
   results = score_run(workdir, scoring)
@@ -196,6 +197,6 @@ def _train_and_score(config, workdir, scoring) -> list[dict[str, Any]]:
   partial = workdir / f"{FILE}.partial"
   partial.write_text(json.dumps(stored, indent=1) + "\n")
   os.replace(partial, workdir / FILE)
-  # Hundreds of runs follow one another in a process.
+  # One process trains hundreds of runs.
   jax.clear_caches()
   return results

@@ -1,4 +1,4 @@
-"""Tables and pictures of a grid of generated tasks."""
+"""Tables and figures of a grid of generated tasks."""
 
 import collections
 import pathlib
@@ -24,7 +24,8 @@ def _markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
   return "\n".join([lines[0], rule, *lines[1:]])
 
 
-def _grouped(results: Results, key: Callable) -> dict[str, list]:
+def _by(results: Results, key: Callable[[dict[str, Any]], str]) -> dict:
+  """Returns {key: results}, in order of appearance."""
   groups = collections.defaultdict(list)
   for result in results:
     groups[key(result)].append(result)
@@ -32,36 +33,33 @@ def _grouped(results: Results, key: Callable) -> dict[str, list]:
 
 
 def _title(result: dict[str, Any]) -> str:
-  """Returns the task scored, with the task of training if it is another."""
+  """Returns the scored task, with the training task if it differs."""
   task, scored_on = result["task"], result["scored_on"]
   return scored_on if task == scored_on else f"{scored_on} after {task}"
 
 
-def _by_task(results: Results) -> dict[str, list]:
-  """Returns the results of each table: scored on a task after the same one."""
-  return _grouped(results, _title)
+def _encoding(result: dict[str, Any]) -> str:
+  return result["encoding"]
 
 
-def _by_encoding(results: Results) -> dict[str, list]:
-  return _grouped(results, lambda result: result["encoding"])
+def _beyond(runs: Results) -> list[float]:
+  """Returns each run's mean accuracy beyond the training length."""
+  return [mean_accuracy(run["rows"], run["train_length"]) for run in runs]
 
 
 def papers_table(results: Results) -> str:
-  """Returns tasks down, encodings across: best and mean over seeds.
+  """Returns a table of tasks by encodings: best and mean over seeds.
 
-  Of the mean accuracy over the lengths beyond the training length, in percent, as
-  the tables of arXiv 2305.16843 and 2405.14722 have it.
+  Each is the mean accuracy over the lengths beyond the training length, in percent,
+  as in the tables of arXiv 2305.16843 and 2405.14722.
   """
-  encodings = list(dict.fromkeys(r["encoding"] for r in results))
+  encodings = list(_by(results, _encoding))
   rows = []
-  for title, runs in _by_task(results).items():
+  for title, runs in _by(results, _title).items():
+    by_encoding = _by(runs, _encoding)
     cells = []
     for encoding in encodings:
-      scores = [
-          100 * mean_accuracy(r["rows"], r["train_length"])
-          for r in runs
-          if r["encoding"] == encoding
-      ]
+      scores = [100 * score for score in _beyond(by_encoding[encoding])]
       cells.append(
           f"{max(scores):.1f} / {np.mean(scores):.1f}" if scores else ""
       )
@@ -70,27 +68,25 @@ def papers_table(results: Results) -> str:
 
 
 def task_table(results: Results) -> str:
-  """Returns encodings down, lengths across: mean and sample std over seeds.
+  """Returns a table of encodings by lengths: mean and sample std over seeds.
 
-  The last two columns are the best and the mean seed of the mean over the lengths
+  The last two columns are the best and the mean over seeds of the mean accuracy
   beyond the training length.
 
   Args:
-    results: of one task.
+    results: results of one task.
   """
   lengths = [row["length"] for row in results[0]["rows"]]
   # A range of hundreds of lengths has no column for each.
   shown = lengths if len(lengths) <= 10 else []
   rows = []
-  for encoding, runs in _by_encoding(results).items():
+  for encoding, runs in _by(results, _encoding).items():
     accuracies = np.array([[x["accuracy"] for x in r["rows"]] for r in runs])
-    means = accuracies.mean(axis=0)
-    stds = accuracies.std(axis=0, ddof=1) if len(runs) > 1 else None
-    cells = [
-        f"{means[i]:.3f}" + (f" ± {stds[i]:.3f}" if stds is not None else "")
-        for i in range(len(shown))
-    ]
-    scores = [mean_accuracy(r["rows"], r["train_length"]) for r in runs]
+    cells = [f"{mean:.3f}" for mean in accuracies.mean(axis=0)[: len(shown)]]
+    if len(runs) > 1:
+      stds = accuracies.std(axis=0, ddof=1)
+      cells = [f"{cell} ± {std:.3f}" for cell, std in zip(cells, stds)]
+    scores = _beyond(runs)
     rows.append(
         [encoding, *cells, f"{max(scores):.3f}", f"{np.mean(scores):.3f}"]
     )
@@ -99,7 +95,7 @@ def task_table(results: Results) -> str:
 
 
 def _heading(runs: Results) -> str:
-  """Returns how a task was trained and scored, one sentence."""
+  """Returns how a task was trained and scored."""
   first = runs[0]
   lengths = [row["length"] for row in first["rows"]]
   trained = "Trained and scored"
@@ -111,30 +107,30 @@ def _heading(runs: Results) -> str:
       f"{trained} as {'an' if first['form'] == 'encoder' else 'a'}"
       f" {first['form']}{positions}: {first['step']} steps up to length"
       f" {first['train_length']}, scored at {lengths[0]} to {lengths[-1]} with"
-      f" {first['rows'][0]['samples']} problems a length. A constant answer has"
-      f" {first['chance']:.3f}"
+      f" {first['rows'][0]['samples']} problems per length. A constant answer"
+      f" scores {first['chance']:.3f}"
   )
   if first["chance_by_place"] is not None:
-    text += f", one that knows the place alone {first['chance_by_place']:.3f}"
+    text += f", one that depends only on the position {first['chance_by_place']:.3f}"
   return text + "."
 
 
 def report(results: Results) -> str:
-  """Returns all tables of a grid, in Markdown."""
+  """Returns all tables of a grid as Markdown."""
   seeds = sorted({r["seed"] for r in results})
   parts = [
       "Accuracy beyond the training length in percent, mean over lengths; best /"
       f" mean of {len(seeds)} seeds.\n\n{papers_table(results)}"
   ]
-  for title, runs in _by_task(results).items():
+  for title, runs in _by(results, _title).items():
     parts.append(f"## {title}\n\n{_heading(runs)}\n\n{task_table(runs)}")
   return "\n\n".join(parts) + "\n"
 
 
 def write_figures(results: Results, folder: pathlib.Path) -> list[pathlib.Path]:
-  """Draws accuracy over length, a PNG file a task; returns their paths."""
+  """Writes a PNG file of accuracy over length per task; returns the paths."""
   paths = []
-  for title, runs in _by_task(results).items():
+  for title, runs in _by(results, _title).items():
     rows = [
         {
             "label": encoding,
@@ -143,7 +139,7 @@ def write_figures(results: Results, folder: pathlib.Path) -> list[pathlib.Path]:
                 [row["accuracy"] for row in run["rows"]] for run in group
             ],
         }
-        for encoding, group in _by_encoding(runs).items()
+        for encoding, group in _by(runs, _encoding).items()
     ]
     paths.append(folder / f"{title.replace(' ', '_')}.png")
     accuracy_figure(

@@ -6,10 +6,10 @@ r"""Trains and scores a grid of tasks x encodings x seeds, and prints the tables
       --output=runs/copy --tasks=copy --times=1,2,4,8 --set=train.steps=3000
   python -m dape_jax.studies.tasks --score=runs/che/even_pairs/rope/seed0
 
-The same command goes on where it stopped: runs that are trained and scored are not
-done again. OUTPUT/table.md has the papers' table (mean over the lengths beyond the
-training length, best and mean over seeds) and one table a task, OUTPUT/results.json
-the numbers, and there is a picture a task. --score scores one run of train.py.
+Rerun the command to resume: finished runs are not repeated. OUTPUT/table.md has the
+papers' table (mean over the lengths beyond the training length, best and mean over
+seeds) and one table per task, OUTPUT/results.json has the numbers, and OUTPUT/*.png
+has one figure per task. --score scores one run of train.py.
 
 Tasks: {TASKS}.
 """
@@ -35,14 +35,13 @@ _CONFIG = flags.DEFINE_string(
 )
 _TASKS = flags.DEFINE_list("tasks", list(tasks.CHE_TASKS), "Names of tasks.")
 _ENCODINGS = flags.DEFINE_list(
-    "encodings", [], "Names of encodings; a grid needs them, and --output."
+    "encodings", [], "Names of encodings; required for a grid, like --output."
 )
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of the runs.")
 _SET = flags.DEFINE_multi_string(
     "set",
     [],
-    "SECTION.SETTING=VALUE changes a setting of all configs; again for"
-    " another.",
+    "SECTION.SETTING=VALUE changes a setting of all configs; repeatable.",
 )
 _LENGTHS = flags.DEFINE_string(
     "lengths", None, 'Lengths to score, "41-500" or "64,128"; default 41-500.'
@@ -50,16 +49,14 @@ _LENGTHS = flags.DEFINE_string(
 _TIMES = flags.DEFINE_list(
     "times", [], "Lengths to score as multiples of the training length."
 )
-_SAMPLES = cli.define_whole_number(
-    "samples", 512, "Problems of each length.", 1
-)
+_SAMPLES = cli.define_whole_number("samples", 512, "Problems per length.", 1)
 _BATCH_SIZE = cli.define_whole_number(
-    "batch_size", 64, "Problems read at once.", 1
+    "batch_size", 64, "Problems per batch.", 1
 )
 _OUTPUT = flags.DEFINE_string("output", None, "Folder of the runs and tables.")
 _SCORE = flags.DEFINE_string("score", None, "Workdir of one run to score.")
 
-# Settings that have a flag of their own.
+# Settings with their own flags.
 _GRID = {
     "seed": "--seeds",
     "data.task": "--tasks",
@@ -71,11 +68,13 @@ def _whole(flag: str, item: str, least: int) -> int:
   with contextlib.suppress(ValueError):
     if (number := cli.whole_number(item)) >= least:
       return number
-  raise ConfigError(f"--{flag}: {item!r} is not a whole number from {least}.")
+  raise ConfigError(
+      f"--{flag}: {item!r} is not a whole number of at least {least}."
+  )
 
 
 def _lengths(train_length: int) -> list[int]:
-  """Returns the lengths that the flags ask for."""
+  """Returns the problem lengths given by the flags."""
   if _TIMES.value:
     times = {_whole("times", x, 1) for x in _TIMES.value}
     return sorted(train_length * n for n in times)
@@ -89,7 +88,7 @@ def _lengths(train_length: int) -> list[int]:
   return sorted(set(lengths))
 
 
-def _check_once(flag: str, values: list) -> None:
+def _require_unique(flag: str, values: list) -> None:
   for value in values:
     if values.count(value) > 1:
       raise ConfigError(f"--{flag}: {value} is given twice.")
@@ -104,7 +103,7 @@ def _get_config(path: str, task: str, encoding: str) -> dict[str, Any]:
     if not equals:
       raise ConfigError(f"--set={change}: write SECTION.SETTING=VALUE.")
     if name in _GRID:
-      raise ConfigError(f"--set={change}: give {_GRID[name]}.")
+      raise ConfigError(f"--set={change}: use {_GRID[name]} instead.")
     changes.append(cli.Override(f"--set={change}", name, value))
   overrides.apply_overrides(config, changes)
   return config.to_dict()
@@ -117,15 +116,15 @@ def main(argv: list[str]) -> None:
   for name in _TASKS.value:
     tasks.make(name)
   seeds = [_whole("seeds", seed, 0) for seed in _SEEDS.value]
-  _check_once("tasks", _TASKS.value)
-  _check_once("encodings", _ENCODINGS.value)
-  _check_once("seeds", seeds)
+  _require_unique("tasks", _TASKS.value)
+  _require_unique("encodings", _ENCODINGS.value)
+  _require_unique("seeds", seeds)
   for name in ("config", "tasks", "encodings", "seeds", "set", "output"):
     if _SCORE.value and flags.FLAGS[name].present:
-      raise ConfigError(f"--{name} is of a grid; --score is of one run.")
+      raise ConfigError(f"--{name} is for a grid; --score is for one run.")
   if not _SCORE.value and not (_ENCODINGS.value and _OUTPUT.value):
     raise ConfigError("a grid needs --encodings=NAME,NAME and --output=DIR.")
-  # JAX takes seconds to start; a wrong flag is told at once.
+  # JAX takes seconds to start; report a wrong flag before.
   from dape_jax.studies import grid, report
 
   scoring = grid.Scoring(_lengths, _SAMPLES.value, _BATCH_SIZE.value)

@@ -1,4 +1,4 @@
-"""A tiny grid, trained, scored, gone on with and refused."""
+"""A tiny grid: trained, scored, resumed and refused."""
 
 import json
 import pathlib
@@ -47,19 +47,19 @@ def grid(tasks_command):
 
 
 @pytest.fixture(scope="module")
-def whole(grid, tmp_path_factory):
+def grid_run(grid, tmp_path_factory):
   """A finished grid and what the command printed."""
   folder = tmp_path_factory.mktemp("grid") / "runs"
   return folder, grid(folder)
 
 
 @pytest.fixture
-def finished(whole, tmp_path):
-  return pathlib.Path(shutil.copytree(whole[0], tmp_path / "copy"))
+def finished(grid_run, tmp_path):
+  return pathlib.Path(shutil.copytree(grid_run[0], tmp_path / "copy"))
 
 
 def written(folder):
-  """Returns {file: time it was written} of all that runs consist of."""
+  """Returns {file: modification time} of all files of the runs."""
   runs = [path for run in RUNS for path in (folder / run).rglob("*")]
   return {path: path.stat().st_mtime_ns for path in runs if path.is_file()}
 
@@ -68,8 +68,8 @@ def stored(folder, run):
   return json.loads((folder / run / "accuracy.json").read_text())
 
 
-def test_a_grid_is_trained_scored_and_drawn(whole):
-  folder, (status, out, err) = whole
+def test_grid_is_trained_scored_and_drawn(grid_run):
+  folder, (status, out, err) = grid_run
   assert status == 0, err
   titles = re.findall(r"^\[.*", err, re.MULTILINE)
   assert titles == [
@@ -98,8 +98,8 @@ def test_a_grid_is_trained_scored_and_drawn(whole):
     assert config["model"]["encoding"] == result["encoding"]
 
 
-def test_the_same_command_again_does_nothing_and_prints_the_same(whole, grid):
-  folder, (_, out, _) = whole
+def test_rerun_of_finished_grid_only_prints(grid_run, grid):
+  folder, (_, out, _) = grid_run
   before = written(folder)
   assert grid(folder) == (0, out, "")
   assert written(folder) == before
@@ -109,7 +109,7 @@ def test_more_samples_are_scored_without_training(finished, grid):
   before = written(finished)
   status, out, err = grid(finished, "--samples=24")
   assert status == 0, err
-  assert "with 24 problems a length" in out
+  assert "with 24 problems per length" in out
   assert err.count("already finished, 3 of 3 steps") == 2
   changed = {p for p, time in written(finished).items() if time != before[p]}
   assert changed == {finished / run / "accuracy.json" for run in RUNS}
@@ -119,27 +119,29 @@ def test_more_samples_are_scored_without_training(finished, grid):
 
 
 @pytest.mark.parametrize("damage", ["[]", '{"made_with": 1'])
-def test_a_damaged_file_is_scored_again_and_told(whole, finished, grid, damage):
+def test_run_with_damaged_results_is_scored_again(
+    grid_run, finished, grid, damage
+):
   before = stored(finished, RUNS[1])
   path = finished / RUNS[1] / "accuracy.json"
   path.write_text(damage)
   status, out, err = grid(finished)
   assert status == 0
-  assert f"{path} is damaged; scored again." in err
+  assert f"{path} is damaged; scoring the run again." in err
   assert "[2/2]" in err and err.count("[") == 1
-  assert out == whole[1][1].replace(str(whole[0]), str(finished))
+  assert out == grid_run[1][1].replace(str(grid_run[0]), str(finished))
   assert stored(finished, RUNS[1]) == before
 
 
-def test_an_interrupted_grid_goes_on(whole, finished, grid):
+def test_interrupted_grid_resumes(grid_run, finished, grid):
   shutil.rmtree(finished / RUNS[1])
   status, out, err = grid(finished)
   assert status == 0
   assert re.findall(r"\[.*", err) == ["[2/2] induction, alibi, seed 3"]
-  assert out == whole[1][1].replace(str(whole[0]), str(finished))
+  assert out == grid_run[1][1].replace(str(grid_run[0]), str(finished))
 
 
-def test_runs_of_other_settings_are_refused(finished, grid):
+def test_runs_with_other_settings_are_refused(finished, grid):
   before = written(finished)
   assert_refused(
       grid(finished, "--set=train.steps=4"),
@@ -149,22 +151,22 @@ def test_runs_of_other_settings_are_refused(finished, grid):
   assert written(finished) == before
 
 
-def test_a_run_is_scored_alone(whole, tasks_command):
-  folder = whole[0] / RUNS[1]
+def test_score_of_one_run(grid_run, tasks_command):
+  folder = grid_run[0] / RUNS[1]
   flags = f"--score={folder}", "--times=1,2,4", "--samples=16"
   status, out, err = tasks_command(*flags)
   assert status == 0, err
   assert "| alibi" in out and "nope" not in out
-  (result,) = stored(whole[0], RUNS[1])["results"]
+  (result,) = stored(grid_run[0], RUNS[1])["results"]
   for row in result["rows"]:
     assert f"| {row['accuracy']:.3f} " in out
-  before = written(whole[0])
+  before = written(grid_run[0])
   for batch_size in (5, 16):
     assert tasks_command(*flags, f"--batch_size={batch_size}") == (0, out, "")
-  assert written(whole[0]) == before
+  assert written(grid_run[0]) == before
 
 
-def test_a_checkpoint_of_text_is_for_the_other_script(finished, tasks_command):
+def test_score_of_text_run_points_to_eval(finished, tasks_command):
   run = finished / RUNS[0]
   (metadata,) = run.glob("checkpoints/3/metadata/data.json")
   values = json.loads(metadata.read_text())
@@ -177,7 +179,7 @@ def test_a_checkpoint_of_text_is_for_the_other_script(finished, tasks_command):
   )
 
 
-def test_maps_of_text_are_refused(whole):
-  run = whole[0] / RUNS[1]
+def test_map_of_text_refuses_task_run(grid_run):
+  run = grid_run[0] / RUNS[1]
   with pytest.raises(ConfigError, match="trained on the task induction; map"):
     plots(["map", f"--checkpoint={run}", "--string=abc"])

@@ -1,4 +1,4 @@
-"""Tables of a grid, of results made by hand."""
+"""Tables of a grid, from hand-made results."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def result(task, encoding, seed, accuracies, **changes):
 
 
 def cells(table):
-  """Returns the cells of a Markdown table, its rule left out."""
+  """Returns the cells of a Markdown table without its rule."""
   lines = table.splitlines()
   assert len({len(line) for line in lines}) == 1
   assert set(lines[1]) == {"|", "-"}
@@ -46,7 +46,7 @@ GRID = [
 ]
 
 
-def test_the_papers_table_has_best_and_mean_in_percent():
+def test_papers_table_has_best_and_mean_in_percent():
   # The training length does not count: 0.4 and 0.7 of two seeds.
   assert cells(report.papers_table(GRID)) == [
       ["task", "form", "rope", "nope"],
@@ -55,7 +55,7 @@ def test_the_papers_table_has_best_and_mean_in_percent():
   ]
 
 
-def test_the_table_of_a_task_has_mean_and_std_of_seeds():
+def test_task_table_has_mean_and_std_over_seeds():
   copy = [r for r in GRID if r["task"] == "copy"]
   # The sample standard deviation of 1.0 and 0.8 is 0.2 / sqrt(2).
   assert cells(report.task_table(copy)) == [
@@ -73,7 +73,7 @@ def test_the_table_of_a_task_has_mean_and_std_of_seeds():
 
 
 @pytest.mark.parametrize("number, shown", [(10, True), (11, False)])
-def test_many_lengths_have_no_columns(number, shown):
+def test_more_than_ten_lengths_have_no_columns(number, shown):
   accuracies = {length: length / 100 for length in range(40, 40 + number)}
   runs = [result("copy", "rope", 0, accuracies)]
   header, row = cells(report.task_table(runs))
@@ -83,16 +83,16 @@ def test_many_lengths_have_no_columns(number, shown):
   assert row[-1] == row[-2] == f"{mean:.3f}"
 
 
-def test_a_report_says_how_runs_were_trained_and_scored():
+def test_report_states_training_and_scoring():
   text = report.report(GRID)
   assert text.startswith("Accuracy beyond the training length in percent")
   assert "mean of 2 seeds" in text
   assert (
       "## copy\n\nTrained and scored as an encoder: 1000 steps up to length 40,"
-      " scored at 40 to 160 with 64 problems a length. A constant answer has"
+      " scored at 40 to 160 with 64 problems per length. A constant answer scores"
       " 0.500.\n"
   ) in text
-  assert "knows the place" not in text
+  assert "depends only on" not in text
   for table in ("copy", "parity_check"):
     runs = [r for r in GRID if r["task"] == table]
     assert report.task_table(runs) in text
@@ -111,13 +111,13 @@ def test_a_report_says_how_runs_were_trained_and_scored():
   text = report.report([changed])
   assert "as a decoder on randomized positions below 2048: 1000" in text
   assert (
-      "A constant answer has 0.200, one that knows the place alone 0.750."
-      in text
+      "A constant answer scores 0.200, one that depends only on the position"
+      " 0.750." in text
   )
 
 
 def variants():
-  """Two tasks, one of which is a variant of the other."""
+  """Returns results of two tasks, one a variant of the other."""
   sparse = "flip_flop_sparse"
   return [
       result("flip_flop", "rope", 0, {80: 0.9}),
@@ -126,7 +126,7 @@ def variants():
   ]
 
 
-def test_variants_have_tables_of_their_own():
+def test_variants_have_their_own_tables():
   text = report.report(variants())
   assert [line for line in text.splitlines() if line.startswith("## ")] == [
       "## flip_flop",
@@ -142,7 +142,7 @@ def test_variants_have_tables_of_their_own():
   ]
 
 
-def test_there_is_a_picture_for_each_table(tmp_path):
+def test_every_table_has_a_figure(tmp_path):
   paths = report.write_figures(variants(), tmp_path)
   assert [path.name for path in paths] == [
       "flip_flop.png",

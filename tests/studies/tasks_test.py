@@ -30,9 +30,12 @@ GRID = (
         ("--tasks=copy,copy", "--tasks: copy is given twice."),
         ("--encodings=nope,nope", "--encodings: nope is given twice."),
         ("--seeds=0,1,00", "--seeds: 0 is given twice."),
-        ("--seeds=-1", "--seeds: '-1' is not a whole number from 0."),
-        ("--score=x --seeds=0", "--seeds is of a grid; --score is of one run."),
-        ("--score=x --output=y", "--output is of a grid"),
+        ("--seeds=-1", "--seeds: '-1' is not a whole number of at least 0."),
+        (
+            "--score=x --seeds=0",
+            "--seeds is for a grid; --score is for one run.",
+        ),
+        ("--score=x --output=y", "--output is for a grid"),
         (
             "--score=no_such_run",
             "no_such_run does not exist; give the --workdir",
@@ -40,7 +43,7 @@ GRID = (
         ("--times=1 --lengths=2", "give either --lengths or --times."),
     ],
 )
-def test_wrong_flags_are_one_line(tasks_command, flags, message):
+def test_wrong_flag_is_one_line_on_stderr(tasks_command, flags, message):
   result = tasks_command(*flags.split())
   assert_refused(result, message)
   assert result[2].count("\n") == 1
@@ -49,8 +52,8 @@ def test_wrong_flags_are_one_line(tasks_command, flags, message):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("--times=0", "--times: '0' is not a whole number from 1."),
-        ("--times= --lengths=9-8", "--lengths: '8' is not a whole number from"),
+        ("--times=0", "--times: '0' is not a whole number of at least 1."),
+        ("--times= --lengths=9-8", "--lengths: '8' is not a whole number of at"),
         ("--times= --lengths=8-", "--lengths: '' is not a whole number"),
         ("--times= --lengths=2,8", "length=2 is too short for Induction"),
         ("--encodings=ropee", 'unknown encoding "ropee". Did you mean "rope"'),
@@ -62,8 +65,8 @@ def test_wrong_flags_are_one_line(tasks_command, flags, message):
             "--config=pyproject.toml is not a Python file.",
         ),
         ("--config={tmp}/c.py", "encoding=nope: RuntimeError: no ("),
-        ("--set=seed=1", "--set=seed=1: give --seeds."),
-        ("--set=model.encoding=rope", "give --encodings."),
+        ("--set=seed=1", "--set=seed=1: use --seeds instead."),
+        ("--set=model.encoding=rope", "use --encodings instead."),
         ("--set=train.steps", "write SECTION.SETTING=VALUE."),
         ("--set=train.stepz=1", "config.train.stepz is not a setting. Did you"),
         ("--set=train.steps=many", "--set=train.steps=many:"),
@@ -79,7 +82,7 @@ def test_wrong_flags_are_one_line(tasks_command, flags, message):
         ("--output={tmp}/c.py", "c.py/induction/nope/seed0 cannot be written"),
     ],
 )
-def test_what_cannot_be_is_told_before_training(
+def test_invalid_setting_is_reported_before_training(
     tasks_command, tmp_path, flags, message
 ):
   (tmp_path / "c.py").write_text(
@@ -91,7 +94,7 @@ def test_what_cannot_be_is_told_before_training(
   assert not folder.exists()
 
 
-def test_help_lists_the_tasks():
+def test_help_lists_tasks():
   done = subprocess.run(
       [sys.executable, "-m", "dape_jax.studies.tasks", "--help"],
       cwd=ROOT,

@@ -1,8 +1,8 @@
-"""Results of an evaluation: file, tables, pictures and a page with all of them.
+"""Evaluation results: results file, tables, figures and an HTML report.
 
-`results_file` documents what results are. `write` makes the folder of a report,
-`table` the text for a terminal; `accuracy_figure` and `heat_map_figure` draw
-results of other kinds in the same style.
+`results_file` documents the results. `write` writes a report's folder and `table`
+returns text for a terminal. `accuracy_figure` and `heat_map_figure` draw other
+results in the same style.
 """
 
 from dape_jax.evaluation.report.figures import (

@@ -1,4 +1,4 @@
-"""Pictures that reports share: accuracy over length, heat maps; their style."""
+"""Figures of accuracy over length and heat maps; the style of all figures."""
 
 import math
 import os
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-# Okabe and Ito's colours, which the colour-blind tell apart, without the yellow
-# that white paper swallows. Markers make more lines than colours different.
+# Okabe and Ito's color-blind safe palette, without its yellow, which is faint on
+# white. Markers and dashes distinguish more lines than there are colors.
 _COLORS = (
     "#0072B2",
     "#D55E00",
@@ -25,8 +25,8 @@ _MOST_TICKS = 20
 
 
 def new_figure(width: float, height: float) -> Any:
-  """Returns an empty matplotlib figure of that many inches, 150 dots each."""
-  # Half a second that only those who draw should pay.
+  """Returns an empty matplotlib figure; sizes in inches, 150 dots per inch."""
+  # The import takes half a second, which only callers that draw should pay.
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
@@ -36,7 +36,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def line_style(number: int) -> dict[str, Any]:
-  """Returns colour, marker and dashes of a line, different up to number 77."""
+  """Returns color, marker and dashes of a line; the first 77 differ."""
   return {
       "color": _COLORS[number % len(_COLORS)],
       "linestyle": _DASHES[number // len(_COLORS) % len(_DASHES)],
@@ -47,23 +47,17 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def plain(text: str) -> str:
-  """Returns the text such that matplotlib reads no formula in it.
+  """Returns the text with formulas escaped for matplotlib.
 
-  What is no text, as bytes of a folder's name may be, is "?".
+  Invalid Unicode, which folder names may contain, becomes "?".
   """
   return text.encode(errors="replace").decode().replace("$", r"\$")
-
-
-def finite(values: Sequence[float]) -> np.ndarray:
-  """Returns float64 values, NaN, which is not drawn, for infinite ones."""
-  values = np.array(values, np.float64)
-  return np.where(np.isfinite(values), values, math.nan)
 
 
 def length_axis(axes: Any, lengths: Sequence[int]) -> None:
   """Makes the x axis logarithmic, with a tick at each of the lengths.
 
-  More than twenty are no doubling: their axis is linear.
+  With more than twenty lengths, which are not powers of two, it stays linear.
   """
   from matplotlib import ticker
 
@@ -80,7 +74,7 @@ def length_axis(axes: Any, lengths: Sequence[int]) -> None:
 
 
 def train_length_line(axes: Any, train_lengths: Sequence[int]) -> Any:
-  """Draws vertical lines at the training lengths; returns one for a legend."""
+  """Draws vertical lines at the training lengths; returns one of them."""
   for train_length in set(train_lengths):
     line = axes.axvline(train_length, color="0.3", linewidth=1, linestyle=":")
   return line
@@ -89,20 +83,19 @@ def train_length_line(axes: Any, train_lengths: Sequence[int]) -> Any:
 def legend_in_order(
     figure: Any, lines: Mapping[str, Any], last: Sequence[float], others: Any
 ) -> None:
-  """Puts a legend beside the axes, its lines in the order of their last values.
+  """Adds a legend whose lines are in the order of their last values.
 
   Args:
-    figure: of matplotlib.
+    figure: a matplotlib figure.
     lines: {label: line}.
-    last: value at the right end of each line, the largest first in the legend,
-      before it NaN.
-    others: {label: line} below them.
+    last: value at the right end of each line; NaN comes first, then the largest.
+    others: {label: line} to list below them.
   """
   last = np.nan_to_num(np.array(last), nan=math.inf)
   order = np.argsort(-last, kind="stable")
   labels = list(lines)
   entries = {labels[i]: lines[labels[i]] for i in order} | others
-  # Beside many lines, below few, so that it never hides one.
+  # Beside the axes or below them, so that it never hides a line.
   many = len(lines) > 4
   figure.legend(
       entries.values(),
@@ -122,19 +115,18 @@ def accuracy_figure(
     chance: float | None = None,
     ylabel: str = "accuracy",
 ) -> None:
-  """Draws accuracy over length, a line for each row, as a PNG file.
+  """Writes a PNG file of accuracy over length, one line per row.
 
-  The line is the mean over seeds, the band reaches from the lowest to the
-  highest of them.
+  The line is the mean over seeds; the band is their range.
 
   Args:
     rows: each {"label": str, "lengths": [L], "accuracies": [seeds, L]}; NaN is
       not drawn.
-    path: of the file.
-    title: of the picture.
-    train_length: marked by a vertical line; None for none.
-    chance: marked by a horizontal line; None for none.
-    ylabel: what is drawn.
+    path: path of the file.
+    title: title of the figure.
+    train_length: marked by a vertical line unless None.
+    chance: marked by a horizontal line unless None.
+    ylabel: label of the y axis.
   """
   figure = new_figure(9, 5)
   axes = figure.add_subplot()
@@ -143,7 +135,7 @@ def accuracy_figure(
     values_SxL = np.array(row["accuracies"], np.float64)
     mean = values_SxL.mean(axis=0)
     style = line_style(number)
-    # A marker at each of hundreds of lengths would hide the line.
+    # Markers at hundreds of lengths would hide the line.
     style["markevery"] = math.ceil(len(row["lengths"]) / _MOST_TICKS)
     (lines[row["label"]],) = axes.plot(row["lengths"], mean, **style)
     last.append(mean[-1])
@@ -182,15 +174,15 @@ def heat_map_figure(
     ylabel: str,
     value: str,
 ) -> None:
-  """Draws matrices of values from 0 to 1 as coloured fields, as a PNG file.
+  """Writes a PNG file of heat maps of values from 0 to 1.
 
   Args:
-    panels: {title: float [rows, columns]}; NaN is grey: not measured.
-    path: of the file.
-    title: of the picture.
-    columns, rows: what stands beside them, the first row at the top.
-    xlabel, ylabel: what columns and rows are.
-    value: what the colour is.
+    panels: {title: float [rows, columns]}; NaN, not measured, is gray.
+    path: path of the file.
+    title: title of the figure.
+    columns, rows: tick labels, the first row at the top.
+    xlabel, ylabel: labels of the axes.
+    value: label of the color bar.
   """
   import matplotlib
 

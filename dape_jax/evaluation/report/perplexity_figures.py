@@ -1,4 +1,4 @@
-"""Pictures of perplexity over context length, and of loss over position."""
+"""Figures of perplexity over context length and of loss over position."""
 
 import math
 import os
@@ -8,45 +8,46 @@ from typing import Any
 import numpy as np
 
 from dape_jax.evaluation.report import figures
-from dape_jax.evaluation.report.subjects import Subject, differing, subjects
+from dape_jax.evaluation.report.subjects import Subject, labels, subjects
 
-# More lines than that have their crop baselines in a panel of their own, and no
-# bands of bootstrap intervals, which would cover each other.
+# With more lines, crop baselines get a panel of their own, and single runs no
+# bands, which would overlap.
 _FEW = 4
+# Ratio of perplexities that calls for a second panel.
 _DIVERGES = 20
 _CROP = "crop: context cut to the training length"
 _CROP_LINE = {"linewidth": 1, "linestyle": "--"}
 
 
-def labels(compared: Sequence[Subject]) -> list[str]:
-  """Returns names for legends, with the training length if it differs."""
-  differ, _ = differing(compared)
-  return [s.label if differ else s.short for s in compared]
+def _finite(values: Sequence[Any]) -> np.ndarray:
+  """Returns float64 values with NaN, which is not drawn, for infinite ones."""
+  values = np.array(values, np.float64)
+  return np.where(np.isfinite(values), values, math.nan)
 
 
 def _perplexities(
     compared: Sequence[Subject], field: str, num_lengths: int
 ) -> np.ndarray:
   """Returns float64 [subjects, lengths], NaN where not finite."""
-  return figures.finite(
+  return _finite(
       [[s.value(field, i).mean for i in range(num_lengths)] for s in compared]
   )
 
 
 def _band(subject: Subject) -> np.ndarray | None:
-  """Returns [2, lengths], the range over seeds or one run's interval, or None."""
+  """Returns the range over seeds or one run's interval [2, lengths], or None."""
   rows = [run["rows"] for run in subject.runs]
   if len(rows) > 1:
-    values = figures.finite([[r["perplexity"] for r in run] for run in rows])
+    values = _finite([[r["perplexity"] for r in run] for run in rows])
     return np.stack([values.min(axis=0), values.max(axis=0)])
   bounds = [
       [row[f"perplexity_{end}"] for row in rows[0]] for end in ("low", "high")
   ]
-  return None if None in bounds[0] else figures.finite(bounds)
+  return None if None in bounds[0] else _finite(bounds)
 
 
 def _missing(lengths: Sequence[int], *values: np.ndarray) -> str:
-  """Returns a note of the lengths that have no point."""
+  """Returns a note on the lengths that have no point."""
   notes = []
   for what, row in zip(("", "crop "), values):
     names = [str(n) for n, value in zip(lengths, row) if math.isnan(value)]
@@ -56,7 +57,7 @@ def _missing(lengths: Sequence[int], *values: np.ndarray) -> str:
 
 
 def _perplexity_axis(axes: Any, values: np.ndarray) -> None:
-  """Makes a logarithmic axis with numbers on it, however short its range."""
+  """Makes the y axis logarithmic, with numbers on it even for a short range."""
   from matplotlib import ticker
 
   axes.set_yscale("log")
@@ -76,18 +77,17 @@ def _perplexity_axis(axes: Any, values: np.ndarray) -> None:
 
 
 def perplexity_figure(results: dict[str, Any], path: os.PathLike) -> None:
-  """Draws perplexity over length, a line for each run or group, as a PNG file.
+  """Writes a PNG file of perplexity over length, one line per run or group.
 
-  For several seeds the band is the range between the lowest and the highest,
-  for up to four single runs the 95% bootstrap interval over documents. The crop
-  baseline is dashed, of more than four in a panel of its own; the training
-  length is a vertical line. Where some perplexities diverge, a second panel
-  shows the low ones. Lengths whose perplexity is not finite have no point; the
-  legend names them.
+  Bands are the range over several seeds or, for up to four single runs, the 95%
+  bootstrap interval over documents. The crop baseline is dashed, in a panel of
+  its own for more than four lines; the training length is a vertical line. If
+  perplexities diverge, a second panel shows the low ones. Lengths whose
+  perplexity is not finite have no point; the legend names them.
 
   Args:
     results: see `results_file`.
-    path: of the file.
+    path: path of the file.
   """
   compared, lengths = subjects(results), results["lengths"]
   values = _perplexities(compared, "perplexity", len(lengths))
@@ -136,7 +136,7 @@ def perplexity_figure(results: dict[str, Any], path: os.PathLike) -> None:
     )
   row = results["runs"][0]["rows"][0]
   figure.suptitle(
-      f"Perplexity of the same {row['tokens']:,} tokens read with more context\n"
+      f"Perplexity of the same {row['tokens']:,} tokens given more context\n"
       + figures.plain(
           f"{results['source']}, {results['split']} split, protocol"
           f" {results['protocol']}, {row['documents']} documents"
@@ -150,14 +150,14 @@ def perplexity_figure(results: dict[str, Any], path: os.PathLike) -> None:
 
 
 def position_figure(results: dict[str, Any], path: os.PathLike) -> None:
-  """Draws the loss by position, for several seeds their mean, as a PNG file.
+  """Writes a PNG file of the loss by position, the mean over several seeds.
 
   Chi et al. 2022, figures 5 and 7, arXiv 2205.09921. The crop baseline is
-  dashed, the training length a vertical line.
+  dashed; the training length is a vertical line.
 
   Args:
     results: see `results_file`; every run has positions.
-    path: of the file.
+    path: path of the file.
   """
   compared = subjects(results)
   figure = figures.new_figure(9, 5.5)
@@ -165,10 +165,10 @@ def position_figure(results: dict[str, Any], path: os.PathLike) -> None:
   lines, last = {}, []
   for number, (subject, name) in enumerate(zip(compared, labels(compared))):
     runs = [run["positions"] for run in subject.runs]
-    # The first position is 1: a logarithmic axis has no 0.
+    # Counted from 1, because a logarithmic axis has no 0.
     middles = [(bucket["begin"] + 1 + bucket["end"]) / 2 for bucket in runs[0]]
     loss, crop = (
-        figures.finite([[b[field] for b in run] for run in runs]).mean(axis=0)
+        _finite([[b[field] for b in run] for run in runs]).mean(axis=0)
         for field in ("loss", "crop_loss")
     )
     style = figures.line_style(number)

@@ -1,34 +1,34 @@
-"""The file of results, `results.json`.
+"""The results file, `results.json`.
 
 Schema, version 2. Numbers that are not finite are the strings "NaN", "Infinity"
-and "-Infinity", as in protocol buffers' JSON.
+and "-Infinity", as in the JSON encoding of protocol buffers.
 
     format                "dape_jax.evaluation"
     version               2
-    dape_jax_version      of the library that evaluated
+    dape_jax_version      version of the library that evaluated
     command               the command line
-    corpus_fingerprint    of the corpus that was read
-    source, tokenizer     its names in the data configuration; of files given by
-                          --text their names, with commas
-    split                 "train", "validation" or "test"; "text" of files
-    protocol              which tokens are scored, see `protocols`
+    corpus_fingerprint    fingerprint of the evaluated corpus
+    source, tokenizer     their names in the data configuration; for --text, the
+                          file names separated by commas
+    split                 "train", "validation" or "test"; "text" for files
+    protocol              selects the scored tokens, see `protocols`
     stride                tokens between windows of protocol "sliding", null if
-                          it was not given; the rows have theirs
-    lengths               inputs per reading, increasing
+                          not given; each row has the stride used
+    lengths               context lengths, increasing
     peak_rss_bytes        peak resident memory of the process
-    documents             indices in the split of the documents that were read
+    documents             indices of the evaluated documents in the split
     document_names        their names
-    runs                  one for each checkpoint:
+    runs                  one per checkpoint:
       name                the shortest folder name that tells runs apart
       checkpoint          folder
       encoding            registry name of the position encoding
       train_length        tokens per training window; the crop baseline's context
       step                optimizer steps of the checkpoint
-      seed                of the training
-      rows                one for each length:
+      seed                training seed
+      rows                one per length:
         length, stride
-        documents         how many were read
-        regions           of the longest length that were read
+        documents         number of evaluated documents
+        regions           number of evaluated regions of the longest length
         tokens, bytes     scored, over all regions
         nats              total over the scored tokens
         perplexity        exp(nats / tokens)
@@ -38,36 +38,36 @@ and "-Infinity", as in protocol buffers' JSON.
         bits_per_byte     nats / ln 2 / bytes
         non_finite_tokens scored tokens whose nats are infinite or NaN
         document_nats, document_tokens
-                          of each document, in the order of `documents`
+                          per document, in the order of `documents`
         crop_*            nats, perplexity, its interval, bits_per_byte,
                           non_finite_tokens and document_nats of the crop
                           baseline: the same tokens with the context cut to
                           train_length
-        seconds           wall time of reading, without the crop baseline
-                          (readings shared with a shorter length count there)
-      positions           null, or for protocol "positionwise" one for each
-                          range of positions:
+        seconds           wall time without the crop baseline (windows shared
+                          with a shorter length count there)
+      positions           null, or for protocol "positionwise" one per range of
+                          positions:
         begin, end        the first position and the one after the last
         tokens, nats      scored in the range
         loss              nats per token
         crop_nats, crop_loss
-                          of the crop baseline
-      retrieval           one for each task, length and depth, [] if not asked:
+                          the same for the crop baseline
+      retrieval           one per task, length and depth, [] if not requested:
         task, length      name of the task, tokens of the text
-        depth             of what is to be found, 0 (begin) to 1 (end), or null
-        samples           texts
-        exact_match       share of them answered in full
-        token_accuracy    share of the answers' tokens
-    groups                runs that differ in nothing but the seed:
+        depth             of the needle, 0 (begin) to 1 (end), or null
+        samples           number of texts
+        exact_match       fraction of the texts answered completely
+        token_accuracy    fraction of the answer tokens
+    groups                runs that differ only in the seed:
       name                tells groups apart
       encoding, train_length
-      runs                their names
-      rows                one for each length:
+      runs                names of the runs
+      rows                one per length:
         length
-        perplexity_mean   over the runs
+        perplexity_mean   mean over the runs
         perplexity_std    sample standard deviation, null for one run
         crop_perplexity_mean, crop_perplexity_std
-    comparisons           one for each length and pair:
+    comparisons           one per length and pair:
       length
       a, b                names of groups; b = "crop" is the crop baseline of a
       difference          a - b, nats per scored token; seeds are averaged for
@@ -98,7 +98,7 @@ def _encode(value: Any) -> Any:
   if isinstance(value, list | tuple):
     return [_encode(item) for item in value]
   if isinstance(value, float) and not math.isfinite(value):
-    # json's own spelling of these, as strings, is valid JSON.
+    # json writes bare NaN and Infinity, which are not valid JSON.
     return json.dumps(value)
   return value
 
@@ -114,7 +114,7 @@ def _decode(value: Any) -> Any:
 
 
 def write_json(results: dict[str, Any], path: os.PathLike) -> None:
-  """Writes `results` (see the module's schema); replaces `path` atomically."""
+  """Writes results of the schema above, replacing `path` atomically."""
   path = pathlib.Path(path)
   document = {"format": FORMAT, "version": VERSION, **_encode(results)}
   partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
@@ -123,10 +123,11 @@ def write_json(results: dict[str, Any], path: os.PathLike) -> None:
 
 
 def read_json(path: os.PathLike) -> dict[str, Any]:
-  """Returns what `write_json` wrote, without format and version.
+  """Returns the results `write_json` wrote, without format and version.
 
   Raises:
-    ConfigError: the file is missing, no results file, or of another version.
+    ConfigError: If the file is missing, is not a results file, or has another
+      version.
   """
   try:
     document = json.loads(pathlib.Path(path).read_text())
@@ -139,18 +140,18 @@ def read_json(path: os.PathLike) -> dict[str, Any]:
   version = document.pop("version", None)
   if version != VERSION:
     raise ConfigError(
-        f"{path} has version {version} of the results format, this dape_jax"
-        f" reads version {VERSION}: evaluate the checkpoints again with eval.py"
-        " of this dape_jax, or read the file with the one that wrote it."
+        f"{path} has version {version} of the results format, but this dape_jax"
+        f" reads version {VERSION}: evaluate the checkpoints again with this"
+        " version's eval.py, or read the file with the dape_jax that wrote it."
     )
   return _decode(document)
 
 
 def make_folder(folder: os.PathLike) -> None:
-  """Creates a folder of results.
+  """Creates a folder for results.
 
   Raises:
-    ConfigError: it cannot be written to.
+    ConfigError: If it cannot be created or is not writable.
   """
   try:
     pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
@@ -158,4 +159,4 @@ def make_folder(folder: os.PathLike) -> None:
   except OSError as error:
     raise ConfigError(f"--output={folder}: {error.strerror}.") from error
   if not writable:
-    raise ConfigError(f"--output={folder} cannot be written to.")
+    raise ConfigError(f"--output={folder} is not writable.")

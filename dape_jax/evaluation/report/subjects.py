@@ -1,4 +1,4 @@
-"""What a report compares: runs, or groups of runs that differ in the seed."""
+"""What a report compares, runs or groups of runs, and the numbers it shows."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ class Value:
   """A number of a report, with its spread if there is one.
 
   Attributes:
-    mean: the number itself, for several runs their mean.
+    mean: the number itself; for several runs, their mean.
     std: sample standard deviation over several runs, else None.
     low, high: 95% bootstrap interval over documents of a single run, or None.
   """
@@ -23,30 +23,51 @@ class Value:
   low: float | None = None
   high: float | None = None
 
+  @classmethod
+  def of(cls, values: Sequence[float]) -> "Value":
+    """Returns the mean of the values and their standard deviation."""
+    # Infinite values have no deviation; that of huge ones may overflow.
+    with np.errstate(invalid="ignore", over="ignore"):
+      std = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return cls(float(np.mean(values)), std)
+
+  def text(self, *, interval: bool = False) -> str:
+    """Returns "6.071 +- 0.012" for several runs, "6.071" for one.
+
+    Args:
+      interval: appends " [low, high]" where there is an interval.
+    """
+    if self.std is not None:
+      return " +- ".join(numbers(self.mean, self.std))
+    if interval and self.low is not None:
+      text, low, high = numbers(self.mean, self.low, self.high)
+      return f"{text} [{low}, {high}]"
+    return number(self.mean)
+
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-  """A run, or a group of runs that differ in nothing but the seed.
+  """A run, or a group of runs that differ only in the seed.
 
   Attributes:
-    name: the one that comparisons use.
-    encoding: registry name of the position encoding.
-    train_length: tokens per training window.
+    name: the name used in comparisons.
     runs: their results, see `results_file`.
-    group: the group's results, None for a run.
   """
 
   name: str
-  encoding: str
-  train_length: int
   runs: tuple[dict[str, Any], ...]
-  group: dict[str, Any] | None = None
+
+  @property
+  def train_length(self) -> int:
+    """Tokens per training window."""
+    return self.runs[0]["train_length"]
 
   @property
   def short(self) -> str:
     """Name and encoding."""
     name = self.name.removesuffix(f", trained at {self.train_length}")
-    return name if self.encoding in name else f"{name} ({self.encoding})"
+    encoding = self.runs[0]["encoding"]
+    return name if encoding in name else f"{name} ({encoding})"
 
   @property
   def label(self) -> str:
@@ -58,51 +79,54 @@ class Subject:
     """Returns a number at one of the lengths.
 
     Args:
-      field: of a run's rows: "perplexity", "crop_perplexity", "bits_per_byte" or
+      field: "perplexity", "crop_perplexity", "bits_per_byte" or
         "crop_bits_per_byte".
-      index: of the length.
+      index: index of the length.
     """
     rows = [run["rows"][index] for run in self.runs]
-    if len(rows) == 1:
-      (row,) = rows
-      low, high = row.get(f"{field}_low"), row.get(f"{field}_high")
-      return Value(row[field], low=low, high=high)
-    if f"{field}_mean" in (row := self.group["rows"][index]):
-      return Value(row[f"{field}_mean"], row[f"{field}_std"])
-    return mean_and_std([row[field] for row in rows])
+    value = Value.of([row[field] for row in rows])
+    if len(rows) > 1:
+      return value
+    low, high = (rows[0].get(f"{field}_{end}") for end in ("low", "high"))
+    return dataclasses.replace(value, low=low, high=high)
+
+  def retrieval(
+      self, task: str, lengths: Sequence[int], field: str
+  ) -> np.ndarray:
+    """Returns retrieval scores over all depths.
+
+    Args:
+      task: one of `retrieval_values(results, "task")`.
+      lengths: text lengths.
+      field: "exact_match" or "token_accuracy".
+
+    Returns:
+      float64 [runs, lengths], NaN where not measured.
+    """
+    return np.array(
+        [
+            [_retrieval_mean(run, field, task=task, length=n) for n in lengths]
+            for run in self.runs
+        ]
+    )
 
 
-def mean_and_std(values: Sequence[float]) -> Value:
-  """Returns the mean of one value or more, and their standard deviation."""
-  # Infinite values have no deviation, and that of huge ones may be infinite.
-  with np.errstate(invalid="ignore", over="ignore"):
-    std = float(np.std(values, ddof=1)) if len(values) > 1 else None
-  return Value(float(np.mean(values)), std)
+def each_run(results: dict[str, Any]) -> list[Subject]:
+  """Returns every run as a subject of its own."""
+  return [Subject(run["name"], (run,)) for run in results["runs"]]
 
 
 def subjects(results: dict[str, Any]) -> list[Subject]:
-  """Returns what the report compares.
+  """Returns the groups if one of them has several runs, else the runs.
 
   Args:
     results: see `results_file`.
-
-  Returns:
-    The groups if one of them has several runs, else the runs.
   """
-  runs = {run["name"]: run for run in results["runs"]}
   if all(len(group["runs"]) == 1 for group in results["groups"]):
-    return [
-        Subject(name, run["encoding"], run["train_length"], (run,))
-        for name, run in runs.items()
-    ]
+    return each_run(results)
+  runs = {run["name"]: run for run in results["runs"]}
   return [
-      Subject(
-          group["name"],
-          group["encoding"],
-          group["train_length"],
-          tuple(runs[name] for name in group["runs"]),
-          group,
-      )
+      Subject(group["name"], tuple(runs[name] for name in group["runs"]))
       for group in results["groups"]
   ]
 
@@ -113,8 +137,8 @@ def differing(
   """Returns what differs between subjects, and what all of them share.
 
   Returns:
-    {"runs" or "trained at": number for each subject} of what differs, and
-    words for what does not.
+    {"runs" or "trained at": number for each subject} for what differs, and
+    a phrase for each fact they share.
   """
   facts = {
       "runs": [len(subject.runs) for subject in compared],
@@ -129,14 +153,60 @@ def differing(
   return differ, shared
 
 
+def labels(compared: Sequence[Subject]) -> list[str]:
+  """Returns names for legends, with the training length if it differs."""
+  differ, _ = differing(compared)
+  return [s.label if differ else s.short for s in compared]
+
+
 def describe(run: dict[str, Any]) -> str:
   """Returns a run's name with its encoding and training length."""
-  name, encoding = run["name"], run["encoding"]
-  return Subject(name, encoding, run["train_length"], (run,)).label
+  return Subject(run["name"], (run,)).label
+
+
+def retrieval_values(
+    results: dict[str, Any], field: str, task: str | None = None
+) -> list[Any]:
+  """Returns the distinct values of "task", "length" or "depth", in order.
+
+  Args:
+    results: see `results_file`.
+    field: "task" (in order of appearance), "length" or "depth" (increasing;
+      [] for a task without depths).
+    task: restricts the values to one task; None for all.
+  """
+  values = dict.fromkeys(
+      entry[field]
+      for run in results["runs"]
+      for entry in run["retrieval"]
+      if task in (None, entry["task"]) and entry[field] is not None
+  )
+  return list(values) if field == "task" else sorted(values)
+
+
+def retrieval_by_depth(
+    run: dict[str, Any], task: str, depths: Sequence[float], lengths: list[int]
+) -> np.ndarray:
+  """Returns exact match as float64 [depths, lengths], NaN if not measured."""
+  scores = [
+      _retrieval_mean(run, "exact_match", task=task, depth=depth, length=n)
+      for depth in depths
+      for n in lengths
+  ]
+  return np.reshape(scores, (len(depths), len(lengths)))
+
+
+def _retrieval_mean(run: dict[str, Any], field: str, **where: Any) -> float:
+  """Returns the mean over samples of the entries that match, NaN if none do."""
+  entries = [e for e in run["retrieval"] if where.items() <= e.items()]
+  if not entries:
+    return math.nan
+  weights = [entry["samples"] for entry in entries]
+  return float(np.average([e[field] for e in entries], weights=weights))
 
 
 def numbers(first: float, *others: float) -> list[str]:
-  """Returns numbers with as many decimals as make four digits of the first."""
+  """Returns numbers with the decimals that give the first one four digits."""
   if not math.isfinite(first) or abs(first) < 10:
     form = ".3f"
   elif abs(first) < 1e6:
@@ -149,18 +219,3 @@ def numbers(first: float, *others: float) -> list[str]:
 def number(value: float) -> str:
   """Returns the number with four digits, "nan" or "inf"."""
   return numbers(value)[0]
-
-
-def value_text(value: Value, *, interval: bool = False) -> str:
-  """Returns "6.071 +- 0.012" for several runs, for one "6.071" or with interval.
-
-  Args:
-    value: a number of the report.
-    interval: adds " [low, high]" where there is one.
-  """
-  if value.std is not None:
-    return " +- ".join(numbers(value.mean, value.std))
-  if interval and value.low is not None:
-    text, low, high = numbers(value.mean, value.low, value.high)
-    return f"{text} [{low}, {high}]"
-  return number(value.mean)

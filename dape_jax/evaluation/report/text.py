@@ -1,6 +1,8 @@
-"""Results as text on a terminal."""
+"""Tables as GitHub-flavored Markdown and as text for a terminal."""
 
+import html
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -8,43 +10,57 @@ from typing import Any
 import numpy as np
 
 from dape_jax.evaluation.report import tables
-from dape_jax.evaluation.report.marks import marks
-from dape_jax.evaluation.report.subjects import (
-    Subject,
-    number,
-    subjects,
-    value_text,
-)
+from dape_jax.evaluation.report.significance import marks
+from dape_jax.evaluation.report.subjects import Subject, number, subjects
 from dape_jax.evaluation.report.tables import Cell, Table
 
-_SIDE_BY_SIDE = 4
+_MAX_SIDE_BY_SIDE = 4
 _WIDTH = 120
 
 
-def _column(cells: Sequence[Cell], is_label: bool) -> list[str]:
-  """Returns cells of one width, numbers and marks below each other."""
-  width = max(len(cell.text) for cell in cells)
-  marks_width = max(len(cell.marks) for cell in cells)
-  adjust = str.ljust if is_label else str.rjust
-  return [
-      adjust(cell.text, width) + cell.marks.ljust(marks_width) for cell in cells
+def _markdown(text: str) -> str:
+  # An underscore inside a word, as in names of encodings, is not markup.
+  text = re.sub(r"([\\`*|]|\b_|_\b)", r"\\\1", html.escape(text, quote=False))
+  return text.replace("+-", "±")
+
+
+def _markdown_cell(cell: Cell) -> str:
+  text = _markdown(cell.text)
+  text = f"**{text}**" if cell.is_best else text
+  return f"{text} {_markdown(cell.marks)}".rstrip()
+
+
+def as_markdown(table: Table) -> str:
+  """Returns a heading, the table with the best values bold, and its notes."""
+  numbers = len(table.header) - table.labels
+  lines = [
+      map(_markdown, table.header),
+      [":--"] * table.labels + ["--:"] * numbers,
+      *(map(_markdown_cell, row) for row in table.rows),
   ]
+  body = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+  notes = "".join(f"- {_markdown(note)}\n" for note in table.notes)
+  return f"### {_markdown(table.title)}\n\n{body}\n\n{notes}"
 
 
-def aligned(
+def _aligned(
     header: Sequence[str], rows: Sequence[Sequence[Cell]], labels: int = 0
 ) -> list[list[str]]:
-  """Returns columns of strings of one width each, the header first."""
-  lines = [[Cell(name) for name in header], *rows]
-  return [
-      _column(column, number < labels)
-      for number, column in enumerate(zip(*lines))
-  ]
+  """Returns the columns, header first, each padded to one width."""
+  columns = []
+  for index, cells in enumerate(zip(map(Cell, header), *rows)):
+    width = max(len(cell.text) for cell in cells)
+    marks_width = max(len(cell.marks) for cell in cells)
+    adjust = str.ljust if index < labels else str.rjust
+    columns.append(
+        [adjust(c.text, width) + c.marks.ljust(marks_width) for c in cells]
+    )
+  return columns
 
 
 def _folded(table: Table) -> list[str]:
-  """Returns lines of a table whose columns are folded to the line's width."""
-  columns = aligned(table.header, table.rows, table.labels)
+  """Returns the lines of a table, its columns in blocks that fit the width."""
+  columns = _aligned(table.header, table.rows, table.labels)
   labels, numbers = columns[: table.labels], columns[table.labels :]
   left = _WIDTH - sum(len(column[0]) + 2 for column in labels)
   fitting = max(1, left // (2 + max(len(column[0]) for column in numbers)))
@@ -60,49 +76,57 @@ def _folded(table: Table) -> list[str]:
 def _side_by_side(
     results: dict[str, Any], compared: Sequence[Subject]
 ) -> list[str]:
-  """Returns lines with lengths down and what is compared side by side."""
+  """Returns lines with lengths down and the subjects side by side."""
   header = "perplexity", "crop", "bits/byte", "crop"
+  fields = (
+      "perplexity",
+      "crop_perplexity",
+      "bits_per_byte",
+      "crop_bits_per_byte",
+  )
   lengths = results["lengths"]
+  names = ["", "length", *map(str, lengths)]
+  blocks = [[name.rjust(max(map(len, names))) for name in names]]
   marks_of = [marks(results, compared, i) for i in range(len(lengths))]
-  blocks = []
   for subject in compared:
     rows = []
     for index, length in enumerate(lengths):
+      perplexity, crop, bits, crop_bits = (
+          subject.value(field, index) for field in fields
+      )
       star = "*" if length > subject.train_length else ""
-      first = star + value_text(subject.value("perplexity", index))
       rows.append(
           (
-              Cell(first, marks_of[index][subject.name]),
-              Cell(value_text(subject.value("crop_perplexity", index))),
-              Cell(number(subject.value("bits_per_byte", index).mean)),
-              Cell(number(subject.value("crop_bits_per_byte", index).mean)),
+              Cell(star + perplexity.text(), marks_of[index][subject.name]),
+              Cell(crop.text()),
+              Cell(number(bits.mean)),
+              Cell(number(crop_bits.mean)),
           )
       )
-    lines = ["  ".join(cells) for cells in zip(*aligned(header, rows))]
+    lines = ["  ".join(cells) for cells in zip(*_aligned(header, rows))]
     width = max(len(subject.label), len(lines[0]))
-    lines = [subject.label.ljust(width), *(line.rjust(width) for line in lines)]
-    blocks.append(lines)
-  names = ["", "length", *map(str, lengths)]
-  names = [name.rjust(max(map(len, names))) for name in names]
-  return [*(" | ".join(cells) for cells in zip(names, *blocks)), ""]
+    blocks.append(
+        [subject.label.ljust(width), *(line.rjust(width) for line in lines)]
+    )
+  return [*map(" | ".join, zip(*blocks)), ""]
 
 
 def table(results: dict[str, Any]) -> str:
   """Returns aligned text tables of perplexity, crop baseline and retrieval.
 
-  Up to four runs (or groups of seeds) stand side by side, lengths down; of more,
-  each has a line, and each length a column.
+  Up to four runs (or groups of seeds) are shown side by side, lengths down. With
+  more, each has a row and each length a column.
 
   Args:
     results: see `results_file`.
 
   Returns:
-    Lines without a newline at the end; below them, what the marks mean, and
-    which readings are not finite.
+    Lines without a final newline. The last ones explain the marks and list the
+    evaluations that are not finite.
   """
   compared = subjects(results)
   lines = [tables.summary(results), ""]
-  if len(compared) <= _SIDE_BY_SIDE:
+  if len(compared) <= _MAX_SIDE_BY_SIDE:
     lines += _side_by_side(results, compared)
   else:
     for title, field, marked in (
@@ -114,8 +138,6 @@ def table(results: dict[str, Any]) -> str:
       )
   for scores in tables.retrieval_tables(results, "exact_match"):
     lines += _folded(scores)
-  for sentence in tables.legend(results):
-    lines += textwrap.wrap(sentence, _WIDTH, subsequent_indent="  ")
-  for line in tables.not_finite(results):
-    lines += textwrap.wrap(line, _WIDTH, subsequent_indent="  ")
+  for note in tables.legend(results) + tables.not_finite(results):
+    lines += textwrap.wrap(note, _WIDTH, subsequent_indent="  ")
   return "\n".join(line.rstrip() for line in lines)

@@ -1,4 +1,4 @@
-"""Hand-made results of an evaluation."""
+"""Hand-made evaluation results."""
 
 import itertools
 import math
@@ -12,15 +12,16 @@ def _row(length, perplexity, crop):
   row |= {"tokens": 512, "bytes": 511, "document_tokens": [256, 256]}
   row["seconds"] = 1.25
   for prefix, value in ("", perplexity), ("crop_", crop):
-    row |= {
-        f"{prefix}nats": 512 * math.log(value),
-        f"{prefix}perplexity": value,
-        f"{prefix}perplexity_low": value * 0.9,
-        f"{prefix}perplexity_high": value * 1.1,
-        f"{prefix}bits_per_byte": value / 2,
-        f"{prefix}non_finite_tokens": 0 if math.isfinite(value) else 7,
-        f"{prefix}document_nats": [256 * math.log(value)] * 2,
+    of_value = {
+        "nats": 512 * math.log(value),
+        "perplexity": value,
+        "perplexity_low": value * 0.9,
+        "perplexity_high": value * 1.1,
+        "bits_per_byte": value / 2,
+        "non_finite_tokens": 0 if math.isfinite(value) else 7,
+        "document_nats": [256 * math.log(value)] * 2,
     }
+    row |= {prefix + field: number for field, number in of_value.items()}
   return row
 
 
@@ -62,9 +63,9 @@ def make_results(subjects, lengths=(128, 256), train_length=128, p_values=None):
 
   Args:
     subjects: {name: (encoding, perplexities [seeds][lengths], crops [lengths])}.
-    lengths: inputs per reading.
-    train_length: of all runs.
-    p_values: {(length, a, b): p value} of the comparisons that are not 1.
+    lengths: context lengths.
+    train_length: training length of all runs.
+    p_values: {(length, a, b): p value}; all others are 1.
   """
   runs, groups = [], []
   seeds = max(len(perplexities) for _, perplexities, _ in subjects.values())
@@ -85,26 +86,24 @@ def make_results(subjects, lengths=(128, 256), train_length=128, p_values=None):
     groups.append(_group(name, members))
   comparisons = []
   for index, length in enumerate(lengths):
-    pairs = [
-        *itertools.combinations(groups, 2),
-        *((group, None) for group in groups),
-    ]
-    for a, b in pairs:
-      name = b["name"] if b else "crop"
-      other = b["rows"][index]["perplexity_mean"] if b else None
-      other = other or a["rows"][index]["crop_perplexity_mean"]
-      own = a["rows"][index]["perplexity_mean"]
-      difference = math.log(own) - math.log(other)
-      p_value = (p_values or {}).get((length, a["name"], name), 1.0)
+    rows = {group["name"]: group["rows"][index] for group in groups}
+    for a, b in [
+        *itertools.combinations(rows, 2),
+        *((a, "crop") for a in rows),
+    ]:
+      other = rows[a]["crop_perplexity_mean"]
+      if b != "crop":
+        other = rows[b]["perplexity_mean"]
+      difference = math.log(rows[a]["perplexity_mean"]) - math.log(other)
       comparisons.append(
           {
               "length": length,
-              "a": a["name"],
-              "b": name,
+              "a": a,
+              "b": b,
               "difference": difference,
               "difference_low": difference - 0.01,
               "difference_high": difference + 0.01,
-              "p_value": p_value,
+              "p_value": (p_values or {}).get((length, a, b), 1.0),
           }
       )
   return {
@@ -133,7 +132,7 @@ def make_results_fixture():
 
 @pytest.fixture
 def two_runs():
-  """A run that diverges and one that turns to NaN."""
+  """Returns results of a run that diverges and of one that becomes NaN."""
   return make_results(
       {
           "one": ("rope", [[4.5, 34567.0]], [4.5, 4.25]),

@@ -1,4 +1,4 @@
-"""Pictures: what is drawn is what was measured."""
+"""Figures show the measured values."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from dape_jax.evaluation.report import figures, perplexity_figures
 
 @pytest.fixture
 def drawn(monkeypatch):
-  """Figures that were drawn, as they were saved."""
+  """Returns the list of drawn figures."""
   made = []
 
   def new_figure(*size):
@@ -29,12 +29,12 @@ def _labels(figure):
   return [text.get_text() for text in legend.get_texts()]
 
 
-def test_lines_differ():
+def test_line_styles_differ():
   styles = [str(figures.line_style(number)) for number in range(77)]
   assert len(set(styles)) == 77
 
 
-def test_accuracy(drawn, tmp_path):
+def test_accuracy_figure(drawn, tmp_path):
   lengths = list(range(1, 101))
   rows = [
       {
@@ -67,7 +67,9 @@ def test_accuracy(drawn, tmp_path):
   assert (width, height) == (1350, 750)
 
 
-def test_perplexity_of_many_that_diverge(make_results, drawn, tmp_path):
+def test_perplexity_figure_of_many_diverging_runs(
+    make_results, drawn, tmp_path
+):
   lengths = [128, 256, 131072]
   results = make_results(
       {
@@ -102,14 +104,14 @@ def test_perplexity_of_many_that_diverge(make_results, drawn, tmp_path):
   assert not any(a.overlaps(b) for a, b in itertools.pairwise(boxes))
 
 
-def test_perplexity_without_any_finite_value(make_results, tmp_path):
+def test_perplexity_figure_without_finite_values(make_results, tmp_path):
   results = make_results({"a": ("rope", [[math.inf]], [math.nan])}, [128])
   path = tmp_path / "perplexity.png"
   perplexity_figures.perplexity_figure(results, path)
   assert path.stat().st_size > 0
 
 
-def test_heat_map(drawn, tmp_path):
+def test_heat_map_figure(drawn, tmp_path):
   report.heat_map_figure(
       {"a": [[0.0, 1.0], [math.nan, 0.5]]}
       | dict.fromkeys("bcd", np.zeros((2, 2))),
@@ -125,4 +127,4 @@ def test_heat_map(drawn, tmp_path):
   first = figure.axes[0]
   assert [t.get_text() for t in first.texts] == ["0.00", "1.00", "", "0.50"]
   assert [t.get_text() for t in first.get_yticklabels()] == ["0%", "100%"]
-  assert len(figure.axes) == 5  # With the scale of colours.
+  assert len(figure.axes) == 5  # With the color bar.

@@ -1,4 +1,4 @@
-"""The folder of a report: Markdown, pictures and the page with all of them."""
+"""The folder of a report: Markdown, figures and the HTML page."""
 
 import base64
 import html.parser
@@ -9,13 +9,14 @@ import pytest
 from matplotlib import image
 
 from dape_jax.evaluation import report
-from dape_jax.evaluation.report import markup, tables
+from dape_jax.evaluation.report import tables
+from dape_jax.evaluation.report import text as report_text
 
 _VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 
 class _Page(html.parser.HTMLParser):
-  """Reads a page, failing on tags that do not match."""
+  """Parses a page; fails on tags that do not match."""
 
   def __init__(self, text):
     super().__init__()
@@ -78,7 +79,7 @@ def _positions(loss):
 
 @pytest.fixture(scope="module")
 def full(make_results, tmp_path_factory):
-  """A folder with all that a report can have, and its paths."""
+  """Returns results with everything a report can have, and its paths."""
   results = make_results(
       {
           "<a>$x_1$": ("rope", [[4.5, 34567.0]], [4.5, 4.25]),
@@ -94,7 +95,7 @@ def full(make_results, tmp_path_factory):
   return results, report.write(results, folder)
 
 
-def test_files(full):
+def test_written_files(full):
   results, paths = full
   assert [path.name for path in paths] == [
       "results.json",
@@ -112,7 +113,7 @@ def test_files(full):
     assert 500 < height < 2000 and 800 < width < 1600
 
 
-def test_page_needs_nothing_else(full):
+def test_page_is_self_contained(full):
   _, paths = full
   text = paths[-1].read_text()
   page = _Page(text)
@@ -157,10 +158,10 @@ def test_page_has_the_numbers(full):
   assert results["command"] in page.text and "Holm" in page.text
 
 
-def test_markdown(full):
+def test_markdown_tables(full):
   _, paths = full
   text = paths[1].read_text()
-  # A bar in a name is escaped: each row of a table has as many cells.
+  # Bars in names are escaped: all rows of a table have the same width.
   for block in re.findall(r"(?:^\|.*\n)+", text, re.M):
     counts = {
         len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()
@@ -174,36 +175,38 @@ def test_markdown(full):
   assert "### Bits per byte of the crop baseline, trained at 128" in text
 
 
-def test_seeds_are_shown_one_by_one_too(make_results):
+def test_seeds_have_their_own_tables(make_results):
   results = make_results(
       {
           "rope": ("rope", [[4.0, 9.0], [4.2, 9.5]], [4.0, 5.0]),
           "fire": ("fire", [[5.0, 4.0]], [5.0, 5.0]),
       }
   )
-  text = "\n".join(map(markup.as_markdown, tables.main_tables(results)))
+  text = "\n".join(map(report_text.as_markdown, tables.main_tables(results)))
   assert "| rope | 2 | **4.100 ± 0.141** ^ | \\*9.250 ± 0.354 |" in text
   assert "| fire | 1 | 5.000 [4.500, 5.500] |" in text
   assert "### Perplexity of each run, trained at 128" in text
   assert "| rope_s1 | 4.200 [3.780, 4.620] | 9.500 [8.550, 10.450] |" in text
 
 
-def test_another_report_is_replaced_and_told(make_results, tmp_path, capsys):
+def test_existing_report_is_replaced_with_a_message(
+    make_results, tmp_path, capsys
+):
   results = make_results({"a": ("rope", [[4.0, 9.0]], [4.0, 5.0])})
   for name in "retrieval_passkey.png", "of_mine.png":
     (tmp_path / name).touch()
   report.write(results, tmp_path)
-  assert (tmp_path / "retrieval_passkey.png").exists()  # Of no report of ours.
+  assert (tmp_path / "retrieval_passkey.png").exists()  # There was no report.
   assert not capsys.readouterr().err
   report.write(results, tmp_path)
   assert capsys.readouterr().err == (
-      f"{tmp_path}: the report that was there is replaced.\n"
+      f"{tmp_path}: replacing the existing report.\n"
   )
   assert not (tmp_path / "retrieval_passkey.png").exists()
   assert (tmp_path / "of_mine.png").exists()
 
 
-def test_names_that_are_no_text(make_results, tmp_path):
+def test_names_with_invalid_unicode(make_results, tmp_path):
   results = make_results({"é": ("rope", [[4.0, 9.0]], [4.0, 5.0])})
   results["source"] = results["command"] = "\udcff.txt"
   paths = report.write(results, tmp_path)

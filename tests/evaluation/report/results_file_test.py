@@ -1,4 +1,4 @@
-"""The JSON file of results."""
+"""The results file."""
 
 import json
 import math
@@ -22,7 +22,7 @@ def test_round_trip(two_runs, tmp_path):
   assert document["format"] == report.FORMAT == "dape_jax.evaluation"
   assert document["version"] == report.VERSION == 2
   assert document["runs"][0]["rows"][0]["nats"] == "Infinity"
-  # NaN differs from itself; its repr does not.
+  # Compare by repr, because NaN != NaN.
   assert repr(report.read_json(path)) == repr(two_runs)
 
 
@@ -39,7 +39,7 @@ def test_round_trip(two_runs, tmp_path):
         ),
     ],
 )
-def test_other_files_are_refused(text, message, tmp_path):
+def test_invalid_file_is_refused(text, message, tmp_path):
   path = tmp_path / "results.json"
   if text is not None:
     path.write_text(text)
@@ -47,7 +47,7 @@ def test_other_files_are_refused(text, message, tmp_path):
     report.read_json(path)
 
 
-def test_folder_that_cannot_be_made(tmp_path):
+def test_folder_that_cannot_be_created(tmp_path):
   (tmp_path / "file").write_text("")
   with pytest.raises(ConfigError, match="--output="):
     report.make_folder(tmp_path / "file" / "folder")

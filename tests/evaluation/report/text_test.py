@@ -1,4 +1,4 @@
-"""Results as text on a terminal."""
+"""Results as text for a terminal."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def test_numbers_have_four_digits(values, expected):
   assert numbers(*values) == expected
 
 
-def test_few_runs_stand_side_by_side(two_runs):
+def test_few_runs_are_side_by_side(two_runs):
   lines = report.table(two_runs).split("\n")
   assert lines[0] == (
       "test split, protocol last256: 512 tokens (511 bytes) of 3 regions in 2"
@@ -43,7 +43,7 @@ def test_few_runs_stand_side_by_side(two_runs):
   assert lines[-1] == "NOT FINITE: alibi, of 512 scored tokens 7 at length 256"
 
 
-def test_seeds_are_mean_and_deviation(make_results):
+def test_groups_have_mean_and_deviation(make_results):
   results = make_results(
       {
           "rope": ("rope", [[4.0, 100.0], [4.2, 120.0]], [4.0, 5.0]),
@@ -59,7 +59,7 @@ def test_seeds_are_mean_and_deviation(make_results):
   assert any(line.startswith("+- mean and sample") for line in lines)
 
 
-def test_many_groups_have_a_line_each(make_results):
+def test_many_groups_have_a_row_each(make_results):
   lengths = [128 * 2**i for i in range(7)]
   values = 6 + np.arange(6)[:, None, None] + np.arange(3)[:, None] / 10
   values = np.broadcast_to(values, (6, 3, 7))

@@ -1,11 +1,11 @@
-"""Significance: Holm's correction, and what it marks."""
+"""Significance: Holm's correction and the marks of tables."""
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from dape_jax.evaluation.report.marks import holm, marks
+from dape_jax.evaluation.report.significance import holm, marks
 from dape_jax.evaluation.report.subjects import subjects
 
 
@@ -14,7 +14,7 @@ from dape_jax.evaluation.report.subjects import subjects
     [
         ([], []),
         ([0.03], [0.03]),
-        # By hand: 4 x 0.005, 3 x 0.01, 2 x 0.03, then no smaller than that.
+        # By hand: 4 x 0.005, 3 x 0.01, 2 x 0.03, then at least that.
         ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),
         ([0.5, 0.6], [1.0, 1.0]),
         ([0.02, np.nan, 0.04], [0.04, np.nan, 0.04]),
@@ -25,7 +25,7 @@ def test_holm(p_values, expected):
 
 
 @hypothesis.given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_holm_rejects_what_stepping_down_rejects(p_values):
+def test_holm_rejects_like_the_step_down_procedure(p_values):
   adjusted = holm(p_values)
   rejected = set()
   for index in np.argsort(p_values, kind="stable"):
@@ -44,11 +44,11 @@ def test_marks(make_results):
           "c": ("fire", [[6.0, 4.5]], [6.0, 5.0]),
       },
       p_values={
-          # Within the training length there is no crop to compare with: two
-          # comparisons with the best, 2 x 0.02 and 0.06.
+          # No crop baseline within the training length: two comparisons with
+          # the best, 2 x 0.02 and 0.06.
           (128, "a", "b"): 0.02,
           (128, "a", "c"): 0.06,
-          (128, "b", "c"): 0.0,  # Of neither with the best.
+          (128, "b", "c"): 0.0,  # Without the best.
           (128, "a", "crop"): 0.0,
           # Five comparisons: 5 x 0.001, 4 x 0.002, 3 x 0.01, 2 x 0.03.
           (256, "a", "b"): 0.001,
@@ -62,11 +62,11 @@ def test_marks(make_results):
   assert marks(results, compared, 1) == {"a": "!>", "b": "^<", "c": ""}
 
 
-def test_what_is_not_finite_is_not_the_best(two_runs):
+def test_nan_is_not_the_best(two_runs):
   two_runs["comparisons"][3]["p_value"] = float("nan")
   assert marks(two_runs, subjects(two_runs), 1) == {"one": "^>", "alibi": ""}
 
 
-def test_a_single_run_is_not_the_best(make_results):
+def test_single_run_is_not_marked_best(make_results):
   results = make_results({"a": ("rope", [[4.0, 9.0]], [4.0, 5.0])})
   assert marks(results, subjects(results), 0) == {"a": ""}
