@@ -1,4 +1,4 @@
-"""Attention with a score modifier, and its key/value cache."""
+"""Attention with score modifiers, and the key/value cache."""
 
 from dape_jax.attention.api import attention
 from dape_jax.attention.attend import (

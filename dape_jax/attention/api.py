@@ -1,4 +1,4 @@
-"""attention(...): one signature, several implementations."""
+"""The `attention` function: one signature, several implementations."""
 
 import functools
 from typing import Any
@@ -37,38 +37,40 @@ def attention(
 ) -> jax.Array:
   """Returns softmax(score_mod(scale * q k^T)) v, [B, T, N, Hv].
 
-  Scores, bias, score network and softmax are float32 (float64 for float64
-  input) whatever the input's dtype; but on a TPU bfloat16 queries make the
-  operands of the score network's matrix products bfloat16 too, summed in float32
-  (in two parts where the bias is large, as ALiBi's). A query that sees no key gets zeros. Queries
-  that see no key, and keys and values that no query of their row of the batch
-  sees, have no effect on anything else, whatever they hold, NaN included.
+  Scores, bias, score network and softmax are computed in float32 (float64 for
+  float64 inputs). The exception is bfloat16 queries on a TPU: the score
+  network's matrix products then take bfloat16 operands and accumulate in
+  float32. Large biases, such as ALiBi's, are split into two bfloat16 terms.
+
+  A query that sees no key outputs zeros. Queries that see no key, and keys and
+  values that no query sees, affect nothing else, even if they contain NaN.
 
   Args:
     query: [B, T, N, H].
-    key: [B, S, K, H], K a divisor of N; head n reads key/value head n // (N/K).
+    key: [B, S, K, H], where K divides N; head n uses key/value head n // (N/K).
     value: [B, S, K, Hv].
     score_mod: `encoding.apply({"params": params}, method="score_mod")`.
     q_positions, kv_positions: int32 [T] and [S] (shared by the batch), or
-      [B, T] and [B, S]; position within the document. Keys at negative
-      positions do not exist.
-    q_segment_ids, kv_segment_ids: int32 [B, T] and [B, S]: a query sees keys of
-      its own id only, and id 0 is padding. Both or neither.
+      [B, T] and [B, S]; positions within the document. Keys at negative
+      positions are masked.
+    q_segment_ids, kv_segment_ids: int32 [B, T] and [B, S]; queries attend only
+      to keys with the same id, and id 0 is padding. Pass both or neither.
     q_features, kv_features: trees of [B, T, ...] and [B, S, ...] arrays for the
       score modifier.
-    causal: hide keys after the query, by position.
-    window: in positions; a causal window of w keeps exactly the last w keys.
-    sink: one more logit per head in the denominator, [N].
-    scale: of the scores, by default 1 / sqrt(H).
-    implementation: None is the best that supports the call, "pallas_tpu" on a
-      TPU and otherwise "chunked"; a name is that one.
-      "chunked": tiles in XLA, memory linear in length, on any platform.
-      "pallas_tpu": the same in TPU kernels, all heads of a tile in VMEM.
-      "reference": the whole score matrix in memory, to compare with.
+    causal: mask keys at positions after the query's.
+    window: size in positions; a causal window of w keeps exactly the last w
+      keys.
+    sink: [N], an extra logit per head in the softmax denominator.
+    scale: multiplies the scores; 1 / sqrt(H) by default.
+    implementation: None selects the best one that supports the call:
+      "pallas_tpu" on a TPU, otherwise "chunked".
+      "chunked": XLA, tile by tile; memory linear in the length; any platform.
+      "pallas_tpu": Pallas TPU kernels; a tile's heads are all in VMEM.
+      "reference": materializes the score matrix; for tests and comparisons.
 
   Raises:
     NotImplementedError: the implementation does not support this call.
-    ValueError: shapes that do not fit, with the argument's name.
+    ValueError: an argument has the wrong shape, dtype or value.
   """
   q_positions, kv_positions = jnp.asarray(q_positions), jnp.asarray(
       kv_positions
@@ -109,7 +111,7 @@ def attention(
   out, lse = local(query, key, value, score_mod, **arguments)
   if sink is None:
     return out
-  # The sink takes exp(sink) / (exp(sink) + exp(lse)) of each query's weight.
+  # The sink takes a fraction exp(sink) / (exp(sink) + exp(lse)) of the weight.
   kept = jax.nn.sigmoid(lse - sink.astype(lse.dtype)[None, None, :])
   return (out * kept[..., None]).astype(out.dtype)
 
@@ -117,25 +119,26 @@ def attention(
 def _local_attention(
     implementation, settings, query, key, value, score_mod, **arguments
 ):
-  """Returns out and log-sum-exp of arrays on one device."""
+  """Returns output and log-sum-exp for arrays on one device."""
   chosen = _choose(implementation, query, key, value, score_mod, arguments)
   return chosen(query, key, value, score_mod, **arguments, **settings)
 
 
 def _choose(implementation, query, key, value, score_mod, arguments):
-  """Returns the function of a name, or of the best that supports the call."""
+  """Returns the named implementation, or the best one for the call."""
   if implementation == "chunked":
     return chunked_attention
   if arguments.get("kv_halo"):
     if implementation is None:
       return chunked_attention
     raise NotImplementedError(
-        f"implementation={implementation!r} takes no keys round a ring for a"
-        " score modifier that reads their neighbours; choose 'chunked', or None."
+        f"implementation={implementation!r} does not support ring attention"
+        " with a score modifier that uses neighboring keys; use 'chunked' or"
+        " None."
     )
   if implementation not in (None, "pallas_tpu"):
     raise NotImplementedError(
-        f"implementation={implementation!r} does not exist; there is"
+        f"implementation={implementation!r} does not exist; use one of"
         f" {', '.join(map(repr, IMPLEMENTATIONS))}, or None for the best."
     )
   platform = target.target_platform()
@@ -143,10 +146,10 @@ def _choose(implementation, query, key, value, score_mod, arguments):
     if implementation is None:
       return chunked_attention
     raise NotImplementedError(
-        f"implementation='pallas_tpu' is compiled for TPUs, not for {platform};"
-        " choose 'chunked', or None for the best."
+        f"implementation='pallas_tpu' is for TPUs, not for {platform};"
+        " use 'chunked', or None for the best."
     )
-  # Imported where they are used: that takes a while, and few machines are TPUs.
+  # Importing Pallas TPU is slow, so import it only on a TPU.
   if score_mod is not None and isinstance(score_mod.function, DapeV2Tile):
     from dape_jax.attention.tpu import v2_forward as kernels
   else:
@@ -158,7 +161,7 @@ def _choose(implementation, query, key, value, score_mod, arguments):
     return kernels.pallas_attention
   if implementation is not None:
     raise NotImplementedError(f"implementation='pallas_tpu': {reason}.")
-  _log_once(f"attention: 'chunked' instead of 'pallas_tpu', since {reason}.")
+  _log_once(f"attention: using 'chunked' instead of 'pallas_tpu': {reason}.")
   return chunked_attention
 
 
@@ -189,7 +192,7 @@ def _check(query, key, value, q_positions, kv_positions) -> None:
   ):
     if not jnp.issubdtype(positions.dtype, jnp.integer):
       raise ValueError(
-          f"{name} has dtype {positions.dtype}; positions are exact integers."
+          f"{name} has dtype {positions.dtype}; positions must be integers."
       )
     if positions.shape not in ((length,), (batch, length)):
       raise ValueError(

@@ -1,4 +1,4 @@
-"""Self-attention with all that an encoding does, for models of your own."""
+"""Self-attention with a position encoding, for use in your own models."""
 
 import functools
 from typing import Any
@@ -25,19 +25,20 @@ def attend(
     window: int | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-  """Returns self-attention with an encoding, [B, T, N, Hv].
+  """Returns self-attention with a position encoding, [B, T, N, Hv].
 
-  The encoding scales and rotates queries and keys, makes its features of tokens,
-  and modifies the scores, each if it does so. Absolute encodings act before, on
-  the embedded tokens (`encoding.embed`).
+  Applies the encoding's query scaling, rotation, token features and score
+  modifier, where it has them. Absolute encodings act earlier, on the embedded
+  tokens (`encoding.embed`).
 
   Args:
-    encoding: a submodule of the calling Linen module, or bound to its parameters
-      (`encoding.bind`).
-    x: [B, T, D], what query, key and value are projections of.
+    encoding: a submodule of the calling Linen module, or an encoding bound to
+      its parameters (`encoding.bind`).
+    x: [B, T, D], the input of the query, key and value projections.
     query, key, value: [B, T, N, H], [B, T, K, H] and [B, T, K, Hv].
-    positions: int32 [T] or [B, T], within the document; by default 0, 1, ...
-    segment_ids: int32 [B, T]; tokens see their own id only, and 0 is padding.
+    positions: int32 [T] or [B, T], within the document; 0, 1, ... by default.
+    segment_ids: int32 [B, T]; tokens attend only within their own id, and id 0
+      is padding.
     causal, window, implementation: see `attention`.
   """
   if positions is None:
@@ -83,15 +84,15 @@ def encoded_tokens(
 ) -> tuple[jax.Array, jax.Array, Any, jax.Array | None]:
   """Returns scaled and rotated query, rotated key, and features of both.
 
-  What an encoding does to tokens before their scores are taken; keys and their
-  features are then ready to be cached.
+  Applies the part of an encoding that precedes the scores. The returned keys
+  and their features can be cached.
 
   Args:
     encoding, x, query, key, positions, segment_ids: see `attend`.
-    num_visible: of `num_visible_keys`.
+    num_visible: result of `num_visible_keys`.
     previous: see `PositionalEncoding.features`.
   """
-  # Features are made of queries and keys as they were projected.
+  # Features are computed from queries and keys before rotation and scaling.
   features = encoding.features(
       x, query, key, segment_ids=segment_ids, previous=previous
   )
@@ -110,10 +111,10 @@ def num_visible_keys(
     causal: bool,
     window: int | None,
 ) -> jax.Array:
-  """Returns how many keys each query sees, int32 [T] or [B, T].
+  """Returns the number of keys that each query sees, int32 [T] or [B, T].
 
-  Counted pair by pair, whatever the positions are, but no pair is kept: XLA makes
-  one loop of comparing and summing. [T] if nothing has a batch axis.
+  Counts pair by pair, for arbitrary positions. XLA fuses comparison and sum, so
+  the pairs are not materialized. Returns [T] if no argument has a batch axis.
 
   Args: see `attention`.
   """

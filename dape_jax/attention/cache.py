@@ -1,4 +1,4 @@
-"""Key/value cache of a decoder: slots in order of arrival."""
+"""Key/value cache of a decoder, with slots in order of arrival."""
 
 import flax.struct
 import jax
@@ -8,18 +8,18 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 @flax.struct.dataclass
 class Cache:
-  """Keys and values of all layers, and where each slot's token stands.
+  """Keys and values of all layers, and the position of each slot's token.
 
-  Slots not yet filled have segment id 0 (padding), so nothing attends to them,
-  whatever they hold.
+  Empty slots have segment id 0 (padding), so nothing attends to them, whatever
+  they contain.
 
   Attributes:
-    keys, values: [num_layers, B, S, K * H], keys already rotated. Heads lie side
-      by side: a TPU pads the last axis to a multiple of 128, and heads of 64 would
-      take twice the memory.
+    keys, values: [num_layers, B, S, K * H], with keys already rotated. Heads
+      are concatenated because a TPU pads the last axis to a multiple of 128,
+      which would double the memory for heads of 64.
     positions: [B, S] int32.
     segment_ids: [B, S] int32.
-    filled: int32 scalar, slots in use.
+    filled: int32 scalar, the number of slots in use.
     features: [num_layers, B, S, key_features] float32 of the encoding, or None.
   """
 
@@ -32,7 +32,7 @@ class Cache:
 
   @property
   def capacity(self) -> int:
-    """Returns S, how many tokens it has slots for."""
+    """Returns S, the number of slots."""
     return self.positions.shape[1]
 
   def append_to_layer(
@@ -42,12 +42,13 @@ class Cache:
       value: jax.Array,
       kv_features: jax.Array | None = None,
   ) -> "Cache":
-    """Returns the cache with what one layer has of the tokens taken last.
+    """Returns the cache with one layer's keys and values of the last T tokens.
 
     Args:
-      layer: its number.
-      key, value: [B, T, K, H], of the tokens given to `append_tokens`.
-      kv_features: [B, T, F] of the layer's encoding; others may have more.
+      layer: index of the layer.
+      key, value: [B, T, K, H], for the tokens passed to `append_tokens`.
+      kv_features: [B, T, F] of the layer's encoding, padded if other layers
+        have more features.
     """
     features = self.features
     if kv_features is not None:
@@ -71,7 +72,7 @@ def empty_cache(
     dtype: jnp.dtype,
     key_features: int = 0,
 ) -> Cache:
-  """Returns a cache of `capacity` slots, none of them filled.
+  """Returns a cache with `capacity` empty slots.
 
   `key_features` is `PositionalEncoding.key_features`.
   """
@@ -92,10 +93,9 @@ def empty_cache(
 
 
 def next_power_of_two(number: int) -> int:
-  """Returns the smallest power of two from `number` on, 1 for 0.
+  """Returns the smallest power of two that is at least `number`; 1 for 0.
 
-  Sizes of caches and chunks that are compiled for are powers of two, so that they
-  are few.
+  Sizes of caches and chunks are powers of two to limit recompilation.
   """
   return 1 << max(number - 1, 0).bit_length()
 
@@ -104,12 +104,13 @@ def grow_cache(cache: Cache, capacity: int) -> Cache:
   """Returns the cache with empty slots appended up to `capacity`.
 
   Raises:
-    ValueError: `capacity` is below the present one, or tokens are lost already.
+    ValueError: `capacity` is smaller than the current one, or the cache has
+      already overflowed.
   """
   if not isinstance(cache.filled, jax.core.Tracer) and overfilled(cache):
     raise ValueError(
-        f"{int(cache.filled)} tokens were put into {cache.capacity} slots: some"
-        " are lost. Grow the cache before it is full."
+        f"{int(cache.filled)} tokens were appended to {cache.capacity} slots:"
+        " some are lost. Grow the cache before it is full."
     )
   extra = capacity - cache.capacity
   if extra < 0:
@@ -134,15 +135,17 @@ def grow_cache(cache: Cache, capacity: int) -> Cache:
 def append_tokens(
     cache: Cache, positions: jax.Array, segment_ids: jax.Array
 ) -> Cache:
-  """Returns the cache with T more slots taken; keys and values still to come.
+  """Returns the cache with T more slots reserved.
+
+  `Cache.append_to_layer` then writes their keys and values, layer by layer.
 
   Args:
-    cache: with `filled` slots in use.
+    cache: the cache.
     positions, segment_ids: [B, T] int32 of the new tokens.
 
   Raises:
-    ValueError: the tokens do not fit, where `filled` is known. Under jit it is
-      not; then `filled` passes the capacity, see `overfilled`.
+    ValueError: the tokens do not fit. Under jit `filled` is unknown, and
+      exceeds the capacity instead; see `overfilled`.
   """
   length = positions.shape[1]
   if not isinstance(cache.filled, jax.core.Tracer):
@@ -150,7 +153,7 @@ def append_tokens(
     if filled + length > cache.capacity:
       raise ValueError(
           f"cache of {cache.capacity} slots holds {filled}; {length} more do"
-          " not fit. Make it larger (grow_cache)."
+          " not fit. Enlarge it with grow_cache."
       )
   start = (0, cache.filled)
   update = jax.lax.dynamic_update_slice
@@ -162,24 +165,24 @@ def append_tokens(
 
 
 def overfilled(cache: Cache) -> jax.Array:
-  """Returns whether tokens were appended beyond the capacity, bool scalar."""
+  """Returns whether more tokens were appended than fit, bool scalar."""
   return cache.filled > cache.capacity
 
 
 def append_to_slots(
     slots: jax.Array, layer: jax.Array | int, new: jax.Array, filled: jax.Array
 ) -> jax.Array:
-  """Returns the slots of all layers with T new entries of one.
+  """Returns the slots of all layers with T new entries in one layer.
 
-  In a loop over layers that hands the slots on, they are written in place: nothing
-  of the cache is copied.
+  In a loop over layers that carries the slots, XLA updates them in place and
+  does not copy the cache.
 
   Args:
     slots: [num_layers, B, S, F].
-    layer: whose entries they are.
-    new: [B, T, ...], of F numbers a token; the last of them is put at
+    layer: index of the layer.
+    new: [B, T, ...] with F numbers per token; the last token goes into slot
       `filled - 1`.
-    filled: slots in use, the new ones included.
+    filled: number of slots in use, including the new ones.
   """
   new = new.reshape(1, *new.shape[:2], -1).astype(slots.dtype)
   start = (layer, 0, filled - new.shape[2], 0)
@@ -189,15 +192,15 @@ def append_to_slots(
 def slots_of_layer(slots: jax.Array, layer: jax.Array | int) -> jax.Array:
   """Returns one layer's [B, S, F] of the slots [num_layers, B, S, F]."""
   own = jax.lax.dynamic_index_in_dim(slots, layer, keepdims=False)
-  # Else what likes another layout (a kernel) may make the whole cache have it, by a
-  # copy.
+  # Otherwise a consumer that prefers another layout (a kernel) may make XLA
+  # copy the whole cache into that layout.
   return with_layout_constraint(own, Layout(major_to_minor=(0, 1, 2)))
 
 
 def last_slot(slots: jax.Array, filled: jax.Array, num_new: int) -> jax.Array:
-  """Returns what stands before the `num_new` last tokens, [B, ...].
+  """Returns the entry before the last `num_new` tokens, [B, ...].
 
-  Zeros where nothing does.
+  Returns zeros if there is none.
   """
   index = filled - num_new - 1
   last = jax.lax.dynamic_index_in_dim(slots, index, axis=1, keepdims=False)

@@ -1,9 +1,9 @@
-"""Attention by tiles with an online softmax: memory linear in the length.
+"""Tiled attention with an online softmax, in XLA: memory linear in the length.
 
-Runs everywhere XLA does. The scores of all heads of one tile exist at a time, so
-that a score modifier can mix heads. The backward pass keeps the output and the
-log-sum-exp, computes every tile anew, and takes `jax.vjp` of the tile function.
-Tiles in which no query sees a key are passed over.
+A step computes one tile's scores for all heads, so a score modifier can mix
+heads. The backward pass keeps only the output and the log-sum-exp, recomputes
+every tile, and takes `jax.vjp` of the tile function. Tiles without a visible
+pair are skipped.
 """
 
 import dataclasses
@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from dape_jax.attention import target, tiling
-from dape_jax.attention.batching import map_batch
 from dape_jax.attention.mask import (
     MASKED,
     column,
@@ -24,16 +23,13 @@ from dape_jax.attention.mask import (
     visible_mask,
     where_tokens,
 )
-from dape_jax.encodings.tile import (
-    ScoreMod,
-    Tile,
-    TileFunction,
-)
+from dape_jax.attention.sharded import map_batch
+from dape_jax.encodings.tile import ScoreMod, Tile, TileFunction
 
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-  """What is static about a call."""
+  """Static settings of a call."""
 
   function: TileFunction | None
   causal: bool
@@ -50,9 +46,9 @@ class _Call:
 
 @flax.struct.dataclass
 class _Tokens:
-  """What is known of each query or each key, token axis first.
+  """Positions, ids and features of queries or of keys, token axis first.
 
-  Keys have `halo` more at either end than there are values.
+  Those of keys extend by `halo` tokens beyond the values on each side.
   """
 
   positions: jax.Array
@@ -61,13 +57,13 @@ class _Tokens:
 
 
 def _block(tree: Any, start, size: int) -> Any:
-  """Returns `size` tokens of each array, from `start` on."""
+  """Returns `size` tokens of each array, starting at `start`."""
   block = lambda x: lax.dynamic_slice_in_dim(x, start, size)
   return jax.tree.map(block, tree)
 
 
 def _add_block(tree: Any, update: Any, start) -> Any:
-  """Returns the arrays with those of `update` added from token `start` on."""
+  """Returns the arrays with `update` added, starting at token `start`."""
 
   def add(x, y):
     y = _block(x, start, len(y)) + y
@@ -95,14 +91,14 @@ def chunked_attention(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns `api.attention`'s output and the log-sum-exp of its scores.
 
-  A score modifier of scope "row" gets all keys of some queries at once. With
-  `kv_halo`, keys and what is known of them, but not the values, come with
-  `score_mod.halo` more at either end, which are neighbours only: they take no
+  A score modifier of scope "row" gets whole rows of scores. With `kv_halo`,
+  keys, positions, ids and features (but not values) extend by `score_mod.halo`
+  tokens on each side. The score modifier uses them as neighbors; they get no
   weight.
 
   Returns:
     [B, T, N, Hv] in query's dtype, and [B, T, N] in float32 (or wider), MASKED
-    for a query that sees no key.
+    for queries that see no key.
   """
   num_keys = value.shape[1]
   q_limit, kv_limit = tiling.default_blocks(len(query))
@@ -136,7 +132,10 @@ def chunked_attention(
 
 
 def _dividing_block(length: int, limit: int) -> int:
-  """Returns the largest block that leaves no room between keys and halo."""
+  """Returns the largest block that divides `length`.
+
+  Padding would separate the keys from their halo.
+  """
   return max(n for n in range(1, limit + 1) if length % n == 0)
 
 
@@ -177,7 +176,7 @@ def _pad(tree, widths: tuple[int, int], axis: int, value: int):
 
 
 def _attention_of_group(call: _Call, params, batched, shared):
-  """Returns output and log-sum-exp of a few batch elements."""
+  """Returns output and log-sum-exp for a group of batch elements."""
   key_range = _key_range(call, batched | shared)
 
   def one(element):
@@ -199,8 +198,8 @@ def _attention_of_group(call: _Call, params, batched, shared):
 def _key_range(call: _Call, arguments):
   """Returns the first and one past the last key block of each query block.
 
-  One range for the group: with a trip count for each element, a batched loop
-  would copy all it carries at every turn.
+  All elements of the group share one range. With a trip count per element, a
+  batched loop would copy its whole carry in every iteration.
   """
   bounds = []
   for side, block, halo in (
@@ -208,7 +207,7 @@ def _key_range(call: _Call, arguments):
       ("kv", call.kv_block, call.halo),
   ):
     tokens = (arguments[f"{side}_positions"], arguments[f"{side}_segment_ids"])
-    # Halves of the halo lie at both ends; the blocks are what is between.
+    # Exclude the halo on both sides.
     tokens = jax.tree.map(
         lambda x, halo=halo: x[..., halo : x.shape[-1] - halo], tokens
     )
@@ -221,10 +220,10 @@ def _key_range(call: _Call, arguments):
 
 @flax.struct.dataclass
 class _TileInputs:
-  """What a tile is made of; keys and `tile` with the halo, the rest without.
+  """Inputs of a tile. Keys and `tile` include the halo, the rest do not.
 
-  Callers hold tokens before heads. They are turned around a tile at a time, and
-  not as a whole, so that a long cache is neither copied nor read to its end.
+  Arguments have tokens before heads. Each tile is transposed on its own, so
+  that a long cache is neither copied nor read completely.
   """
 
   q_NxtxH: jax.Array
@@ -248,10 +247,10 @@ def _tile_inputs(call: _Call, q_NxtxH, q: _Tokens, key, value, kv: _Tokens, j):
       causal=call.causal,
       window=call.window,
   )
-  # exp is too dear for XLA to do it over again for every head and every shifted
-  # copy of the scores; the comparisons behind the mask are not.
+  # XLA would fuse the mask's comparisons into every use, and recompute them for
+  # every head and every shifted copy of the scores. It does not duplicate exp.
   visible_txs = jnp.exp(jnp.where(visible_txs, 0.0, MASKED)) > 0
-  # What takes no part may hold anything, NaN included: 0 * NaN is NaN.
+  # Tokens without a visible pair may contain NaN, and 0 * NaN is NaN.
   q_seeing, k_seen = visible_txs.any(1), visible_txs.any(0)
   inner = slice(halo, halo + call.kv_block)
   return _TileInputs(
@@ -273,23 +272,23 @@ def _tile_inputs(call: _Call, q_NxtxH, q: _Tokens, key, value, kv: _Tokens, j):
 
 
 def _turned(x: jax.Array) -> jax.Array:
-  """Returns heads before tokens of tokens before heads, or the reverse."""
+  """Returns `x` with its first two axes (tokens and heads) swapped."""
   return jnp.swapaxes(x, 0, 1)
 
 
 def _grouped(x_Nxtxd: jax.Array, num_kv_heads: int) -> jax.Array:
-  """Returns [K, N t / K, d]: all rows that read the same key head."""
+  """Returns [K, N t / K, d]: all rows that use the same key head."""
   return x_Nxtxd.reshape(num_kv_heads, -1, x_Nxtxd.shape[-1])
 
 
 def _rows_dot(x_Nxtxd: jax.Array, y_Kxdxe: jax.Array, dtype) -> jax.Array:
-  """Returns x y, [N, t, e], each head of x with the y that it reads."""
+  """Returns x y, [N, t, e], where each head of x uses its key head's y."""
   out = _dot("krd,kde->kre", _grouped(x_Nxtxd, len(y_Kxdxe)), y_Kxdxe, dtype)
   return out.reshape(*x_Nxtxd.shape[:2], -1)
 
 
 def _summed_dot(x_Nxtxs, y_Nxtxd, num_kv_heads: int, dtype) -> jax.Array:
-  """Returns x^T y summed over the heads that read the same keys, [s, K, d]."""
+  """Returns x^T y summed over the heads that use the same keys, [s, K, d]."""
   x, y = (_grouped(z, num_kv_heads) for z in (x_Nxtxs, y_Nxtxd))
   return _turned(_dot("krs,krd->ksd", x, y, dtype))
 
@@ -307,7 +306,7 @@ def _raw_scores(call: _Call, inputs: _TileInputs, dtype) -> jax.Array:
 
 
 def _modified_scores(call: _Call, tile: Tile, params, features, scores):
-  """Returns what the score modifier makes of the scores, [N, t, s]."""
+  """Returns the scores after the score modifier, [N, t, s]."""
   if call.function is None:
     return scores
   q_features, kv_features = features
@@ -317,14 +316,14 @@ def _modified_scores(call: _Call, tile: Tile, params, features, scores):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(call, params, query, key, value, q, kv, key_range):
-  """Returns output [T, N, Hv] and log-sum-exp [T, N] of one batch element.
+  """Returns output [T, N, Hv] and log-sum-exp [T, N] for one batch element.
 
   Args:
-    call: static.
-    params: of the score modifier.
-    query: [T, N, H], T a multiple of call.q_block.
-    key, value: [S + 2 halo, K, H], S a multiple of call.kv_block.
-    q, kv: what is known of queries and keys.
+    call: static settings.
+    params: parameters of the score modifier.
+    query: [T, N, H], where T is a multiple of call.q_block.
+    key, value: [S + 2 halo, K, H], where S is a multiple of call.kv_block.
+    q, kv: positions, ids and features of queries and keys.
     key_range: first and one past the last key block of each query block.
   """
   first, end = key_range
@@ -357,8 +356,8 @@ def _attention(call, params, query, key, value, q, kv, key_range):
 
     rows = (num_heads, call.q_block)
     carry = (
-        # Above MASKED, so that what is masked weighs exp(-inf) = 0 in a row
-        # without a visible key too.
+        # Above MASKED, so that masked keys get weight exp(-inf) = 0 even in a
+        # row without a visible key.
         jnp.full(rows, MASKED / 10, dtype),
         jnp.zeros(rows, dtype),
         jnp.zeros((*rows, value.shape[-1]), dtype),
@@ -377,7 +376,7 @@ def _attention(call, params, query, key, value, q, kv, key_range):
 
 
 def _unblocked(tree: Any) -> Any:
-  """Returns [T, ...] of [blocks, block, ...]."""
+  """Returns arrays [blocks, block, ...] reshaped to [T, ...]."""
   return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
@@ -397,8 +396,8 @@ def _attention_backward(call, kept, cotangents):
     q_txNxH, q_tokens, out_txNxh, lse_txN, d_out_txNxh, d_lse_txN = _block(
         (query, q, out, lse, d_out, d_lse), i * call.q_block, call.q_block
     )
-    # Row sums of the weights times their cotangents. What reaches the
-    # log-sum-exp itself enters every score times its weight.
+    # Row sums of the weights times their cotangents, less the cotangent of the
+    # log-sum-exp, whose gradient with respect to a score is the score's weight.
     delta_txN = jnp.sum(
         out_txNxh.astype(dtype) * d_out_txNxh.astype(dtype), axis=-1
     )

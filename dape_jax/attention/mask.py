@@ -1,12 +1,12 @@
-"""Which keys a query sees."""
+"""Visibility of keys to queries."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-# The score of what is not seen, and the log-sum-exp of a query that sees nothing.
-# Finite, so that there is no inf - inf.
+# The score of an invisible key, and the log-sum-exp of a query that sees no
+# key. Finite, to avoid inf - inf.
 MASKED = -1e30
 
 
@@ -19,19 +19,19 @@ def visible_mask(
     causal: bool,
     window: int | None,
 ) -> jax.Array:
-  """Returns which keys each query of one batch element sees, bool.
+  """Returns which keys are visible to each query of one batch element, bool.
 
-  A key is seen when it exists (position 0 or more), stands in the query's
-  document (equal segment ids, 0 being padding, which sees and is seen by
-  nothing), not after the query if `causal`, and less than `window` positions
-  away, so that a causal window of w keeps exactly w keys.
+  A key is visible if its position is not negative, its segment id equals the
+  query's and is not 0 (padding), it is not after the query if `causal`, and it
+  is less than `window` positions away. A causal window of w thus keeps exactly
+  w keys.
 
   Args:
-    q_positions, kv_positions: int32 that broadcast against each other to the
-      result's shape: [T, 1] and [1, S], or in a kernel [1, T] and [S, 1].
-    q_segment_ids, kv_segment_ids: alike, or None.
-    causal: hide keys after the query.
-    window: in positions, or None.
+    q_positions, kv_positions: int32 arrays that broadcast to the result's
+      shape: [T, 1] and [1, S], or in a kernel [1, T] and [S, 1].
+    q_segment_ids, kv_segment_ids: arrays of the same shapes, or None.
+    causal: mask keys after the query.
+    window: size in positions, or None.
   """
   q, kv = q_positions, kv_positions
   visible = jnp.broadcast_to(kv >= 0, jnp.broadcast_shapes(q.shape, kv.shape))
@@ -45,22 +45,22 @@ def visible_mask(
 
 
 def column(x: jax.Array | None) -> jax.Array | None:
-  """Returns [length, 1] of [length]; None stays None."""
+  """Returns `x` [length] as [length, 1], or None for None."""
   return None if x is None else x[:, None]
 
 
 def row(x: jax.Array | None) -> jax.Array | None:
-  """Returns [1, length] of [length]; None stays None."""
+  """Returns `x` [length] as [1, length], or None for None."""
   return None if x is None else x[None, :]
 
 
 def where_tokens(kept: jax.Array, tree: Any, axis: int) -> Any:
-  """Returns arrays with zeros for all tokens but the kept ones.
+  """Returns the arrays with zeros at all tokens that are not kept.
 
   Args:
     kept: [length] bool.
-    tree: arrays with the tokens on `axis`.
-    axis: 0 or more.
+    tree: arrays with tokens on `axis`.
+    axis: nonnegative.
   """
 
   def where(x):

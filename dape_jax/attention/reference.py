@@ -1,11 +1,10 @@
-"""Attention with the whole score matrix in memory: the one to compare with."""
+"""Reference attention, which materializes the score matrix."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 
-from dape_jax.attention.batching import map_batch
 from dape_jax.attention.mask import (
     MASKED,
     column,
@@ -13,6 +12,7 @@ from dape_jax.attention.mask import (
     visible_mask,
     where_tokens,
 )
+from dape_jax.attention.sharded import map_batch
 from dape_jax.encodings.tile import ScoreMod
 
 
@@ -34,12 +34,13 @@ def reference_attention(
     sink: jax.Array | None,
     scale: float,
 ) -> jax.Array:
-  """Returns attention of `api.attention`'s arguments, [B, T, N, Hv].
+  """Returns attention for `api.attention`'s arguments, [B, T, N, Hv].
 
-  Memory grows with T times S: scores [N, T, S] and whatever the score modifier
-  makes of them are materialised in float32 (or wider). The backward pass computes
-  them anew, and on one device the batch is walked an element at a time, so that
-  they stand in memory (and on a CPU mostly in its cache) only once.
+  Memory is proportional to T * S: scores [N, T, S] and the score modifier's
+  intermediate results are materialized in float32 or wider. The backward pass
+  recomputes them. On one device the batch is processed one element at a time,
+  so that only one element's scores are in memory (on a CPU, mostly in its
+  cache).
   """
   arguments = {
       "query": query,
@@ -86,7 +87,7 @@ def _attention_of_element(
     sink: jax.Array | None,
     scale: float,
 ) -> jax.Array:
-  """Returns attention of one batch element, [T, N, Hv]."""
+  """Returns attention for one batch element, [T, N, Hv]."""
   num_queries, num_heads, head_dim = query.shape
   num_keys, num_kv_heads = key.shape[:2]
   groups = num_heads // num_kv_heads
@@ -100,7 +101,7 @@ def _attention_of_element(
       causal=causal,
       window=window,
   )
-  # What takes no part may hold anything, NaN included: 0 * NaN is NaN.
+  # Tokens without a visible pair may contain NaN, and 0 * NaN is NaN.
   q_seeing, k_seen = visible_TxS.any(1), visible_TxS.any(0)
   query, q_features = where_tokens(q_seeing, (query, q_features), 0)
   key, value, kv_features = where_tokens(k_seen, (key, value, kv_features), 0)

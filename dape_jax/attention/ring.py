@@ -1,10 +1,11 @@
-"""Attention whose keys go round the devices of a mesh in a ring.
+"""Ring attention: keys rotate around the devices of a mesh.
 
-Every device has some queries of a row and some keys. In each of n turns it attends
-to the keys that it holds, adds to the softmax so far, and hands them on; the
-backward pass goes round once more, with the gradient of the keys beside the keys
-(ring attention: Liu et al. 2023, arXiv 2310.01889, with whole heads and any score
-modifier). Within `jax.shard_map`, which `sharded` calls.
+Every device holds a shard of each row's queries and keys. In each of n steps it
+attends to the keys it holds, updates the running softmax, and passes the keys
+to the next device. The backward pass makes a second round, in which the
+gradients of the keys travel with the keys (Liu et al. 2023, arXiv 2310.01889;
+here with all heads on every device and any score modifier). Runs within
+`jax.shard_map`, see `sharded`.
 """
 
 import functools
@@ -18,19 +19,19 @@ from dape_jax.attention.mask import MASKED
 
 
 def call(local, queries, keys, score_mod, **settings):
-  """Returns what `local` does with dicts of its arguments, see `sharded`."""
+  """Calls `local` with its arguments given as dicts, see `sharded`."""
   queries, keys = dict(queries), dict(keys)
   qkv = queries.pop("query"), keys.pop("key"), keys.pop("value")
   return local(*qkv, score_mod, **queries, **keys, **settings)
 
 
 def token_axis(name: str, x: jax.Array) -> int:
-  """Returns the axis of the tokens in one of attention's arguments."""
+  """Returns the token axis of one of attention's arguments."""
   return x.ndim - 1 if name.endswith("_positions") else 1
 
 
 def map_named(function, arrays: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns function(name, array) of all arrays of a dict of trees."""
+  """Returns function(name, array) for every array in a dict of trees."""
   return {
       name: jax.tree.map(functools.partial(function, name), tree)
       for name, tree in arrays.items()
@@ -38,13 +39,13 @@ def map_named(function, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ring_attention(local, axis, queries, keys, score_mod):
-  """Returns attention to the keys of all devices, which go round in a ring."""
+  """Returns attention to the keys of all devices, passed around a ring."""
   settings = {}
   if score_mod is not None and score_mod.scope == "row":
     raise NotImplementedError(
-        f"{type(score_mod.function).__name__} needs whole rows of scores, and a"
-        " ring has parts of them; gather the keys instead (config.mesh.ring=False,"
-        ' or no rule for "kv_length").'
+        f"{type(score_mod.function).__name__} needs whole rows of scores, which"
+        " ring attention splits; gather the keys instead"
+        ' (config.mesh.ring=False, or no rule for "kv_length").'
     )
   if score_mod is not None and score_mod.halo:
     keys = _with_neighbours(keys, score_mod.halo, axis)
@@ -69,10 +70,10 @@ def ring_attention(local, axis, queries, keys, score_mod):
 
 
 def _with_neighbours(keys, halo: int, axis):
-  """Returns keys, and what is known of them, with `halo` more at either end.
+  """Returns keys and their token data extended by `halo` tokens on each side.
 
-  They are those of the devices beside, or, at the ends of a row, such as exist at
-  no position.
+  They come from the neighboring devices. At the ends of a row they are padding
+  at position -1.
   """
   size = jax.lax.axis_size(axis)
   forward = [(i, i + 1) for i in range(size - 1)]
@@ -82,7 +83,7 @@ def _with_neighbours(keys, halo: int, axis):
     if name == "value":
       return x
     at = token_axis(name, x)
-    # Who gets nothing gets zeros; of positions these must be -1.
+    # ppermute yields zeros without a source; padding has position -1.
     shift = 1 if name.endswith("_positions") else 0
     part = functools.partial(jax.lax.slice_in_dim, x + shift, axis=at)
     before, after = part(-halo, None), part(0, halo)
@@ -94,7 +95,7 @@ def _with_neighbours(keys, halo: int, axis):
 
 
 def _to_next(tree, axis):
-  """Returns what the device before had, round the ring."""
+  """Returns the tree of the previous device in the ring."""
   size = jax.lax.axis_size(axis)
   turn = [(i, (i + 1) % size) for i in range(size)]
   return jax.tree.map(lambda x: jax.lax.ppermute(x, axis, turn), tree)
@@ -102,14 +103,15 @@ def _to_next(tree, axis):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _ring(attend, axis, params, floats, integers):
-  """Returns out and log-sum-exp over the keys of all devices.
+  """Returns output and log-sum-exp over the keys of all devices.
 
   Args:
-    attend: (params, floats, integers) to out and log-sum-exp of the keys given.
-    axis: of the mesh.
-    params: of the score modifier.
-    floats: (of queries, of keys) that have gradients.
-    integers: (of queries, of keys), positions and ids.
+    attend: maps (params, floats, integers) to output and log-sum-exp over the
+      given keys.
+    axis: name of the mesh axis.
+    params: parameters of the score modifier.
+    floats: (query arrays, key arrays) that have gradients.
+    integers: (query arrays, key arrays): positions and segment ids.
   """
   (of_queries, keys), (q_integers, kv_integers) = floats, integers
 
@@ -139,10 +141,10 @@ def _ring_forward(attend, axis, params, floats, integers):
 
 
 def _ring_backward(attend, axis, kept, cotangents):
-  """Goes round once more, with the gradient of the keys beside the keys.
+  """Makes a second round, in which the keys carry their gradients.
 
-  A part's output enters the whole one with the weight w = exp(lse_s - lse), so
-  that d_out_s = w d_out, and d_lse_s = w (d_lse + d_out . (out_s - out)).
+  A shard's output has weight w = exp(lse_s - lse) in the result, so that
+  d_out_s = w d_out and d_lse_s = w (d_lse + d_out . (out_s - out)).
   """
   params, floats, integers, out, lse = kept
   (of_queries, keys), (q_integers, kv_integers) = floats, integers

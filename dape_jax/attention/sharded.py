@@ -1,14 +1,16 @@
-"""Attention of arrays that lie on several devices.
+"""Attention over the batch: sharded over devices, or in groups on one device.
 
-Every device works on its own rows of the batch and its own queries, on tiles of
-all heads, by `jax.shard_map`. Which axes of the mesh these are is said by flax's
-logical axis rules (`flax.linen.logical_axis_rules`) for "batch", "length" and
-"kv_length"; without rules, all axes of the mesh split the batch. (`jax.jit` does
-not know a function by the rules it was traced with: set them inside of it.)
+With `jax.shard_map`, every device processes its own rows of the batch and its
+own queries, with all heads. Flax's logical axis rules
+(`flax.linen.logical_axis_rules`) for "batch", "length" and "kv_length" map
+these to axes of the mesh; without rules, all axes of the mesh shard the batch.
+Set the rules inside the jitted function, because `jax.jit`'s cache ignores
+them.
 
-Where queries of a row lie on several devices, each gathers all keys and values of
-its rows, unless the rules have them split too ("kv_length" as "length"): then
-parts of them go round the devices in a ring, and none ever holds more than two.
+If the queries of a row are sharded, every device gathers all keys and values of
+its rows. If the rules shard the keys as well ("kv_length" like "length"),
+shards of them pass around the devices in a ring instead, and no device holds
+more than two shards at a time.
 """
 
 import dataclasses
@@ -18,22 +20,24 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from dape_jax.attention.ring import call, map_named, ring_attention, token_axis
 
-# (query, key, value, score_mod, **tokens) -> out [B, T, N, H], log-sum-exp.
+# Maps (query, key, value, score_mod, **tokens) to output [B, T, N, H] and
+# log-sum-exp [B, T, N].
 LocalAttention = Callable[..., tuple[jax.Array, jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
 class SplitAxes:
-  """Axes of the mesh that attention's arrays are split over.
+  """Mesh axes that shard attention's arguments.
 
   Attributes:
-    batch: of rows.
-    length: of the queries in a row, and of keys.
-    ring: keys go round, rather than being gathered.
+    batch: axes that shard the batch.
+    length: axes that shard the queries and keys of a row.
+    ring: pass keys around a ring instead of gathering them.
   """
 
   batch: tuple[str, ...]
@@ -42,21 +46,22 @@ class SplitAxes:
 
 
 def _auto_axes() -> dict[str, int]:
-  """Returns the axes of the mesh that are left to the compiler, and sizes."""
+  """Returns the sizes of the mesh axes that the compiler manages."""
   mesh = jax.sharding.get_abstract_mesh()
   kinds = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types)
   return {name: size for name, size, kind in kinds if kind == AxisType.Auto}
 
 
 def is_left_to_compiler() -> bool:
-  """Returns whether the compiler would split arrays over devices."""
+  """Returns whether the compiler may shard arrays over devices."""
   return any(size > 1 for size in _auto_axes().values())
 
 
 def split_axes(query: jax.Array, key: jax.Array) -> SplitAxes | None:
-  """Returns how attention is split over devices; None where it is not.
+  """Returns the mesh axes that shard attention, or None.
 
-  It is not on one device, nor where a batch or length does not divide.
+  Attention is not sharded on one device, or if the batch size or a length is
+  not divisible.
 
   Args:
     query: [B, T, N, H].
@@ -78,7 +83,7 @@ def split_axes(query: jax.Array, key: jax.Array) -> SplitAxes | None:
 
 
 def _axes_of(name: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
-  """Returns the axes of the mesh that a logical axis lies on."""
+  """Returns the mesh axes that a logical axis maps to."""
   (axes,) = nn.logical_to_mesh_axes((name,))
   axes = (axes,) if isinstance(axes, str) else axes or ()
   return tuple(axis for axis in axes if axis in sizes)
@@ -93,12 +98,12 @@ def split_attention(
     score_mod: Any,
     **tokens: Any,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns out [B, T, N, H] and log-sum-exp [B, T, N] of arrays on a mesh.
+  """Returns output [B, T, N, H] and log-sum-exp [B, T, N] on a mesh.
 
   Args:
-    local: attention on one device; with `kv_halo=True` for a ring whose score
-      modifier reads neighbouring keys (see `chunked.chunked_attention`).
-    axes: of `split_axes`.
+    local: attention on one device. Receives `kv_halo=True` in a ring whose
+      score modifier uses neighboring keys (see `chunked.chunked_attention`).
+    axes: result of `split_axes`.
     query, key, value, score_mod: see `api.attention`.
     **tokens: positions, segment ids and features of queries and keys.
   """
@@ -129,16 +134,54 @@ def split_attention(
           PartitionSpec(),
       ),
       out_specs=(split, split),
-      # Of all: kernels leave none to the compiler.
+      # Manual over all axes, as Pallas calls require.
       axis_names=set(_auto_axes()),
       check_vma=False,
   )(queries, keys, score_mod)
 
 
 def _all_parts(keys, axis):
-  """Returns keys, values and what is known of them, of all devices."""
+  """Returns the keys, values and token data of all devices."""
 
   def gather(name, x):
     return jax.lax.all_gather(x, axis, axis=token_axis(name, x), tiled=True)
 
   return map_named(gather, keys)
+
+
+def map_batch(
+    function: Callable[..., Any],
+    arguments: dict[str, Any],
+    *,
+    together: int = 1,
+) -> Any:
+  """Returns `function(batched, shared)` applied to groups of batch elements.
+
+  Positions of rank 1 are shared by the batch; all other arguments have a
+  leading batch axis. On one device the groups run one after another to save
+  memory. On several devices all elements form one group, since a loop over a
+  sharded axis would gather it on every device.
+
+  Args:
+    function: takes two dicts that partition `arguments`: batched ones with a
+      leading axis [group], and shared ones; returns arrays [group, ...].
+    arguments: trees of arrays, or None.
+    together: group size, a divisor of the batch size.
+  """
+  shared = {
+      name: array
+      for name, array in arguments.items()
+      if name.endswith("_positions") and array.ndim == 1
+  }
+  batched = {k: v for k, v in arguments.items() if k not in shared}
+  batch = batched["query"].shape[0]
+  if is_left_to_compiler() or together == batch:
+    return function(batched, shared)
+
+  def split(x):
+    return x.reshape(batch // together, together, *x.shape[1:])
+
+  out = lax.map(
+      lambda group: function(group, shared), jax.tree.map(split, batched)
+  )
+  return jax.tree.map(lambda x: x.reshape(batch, *x.shape[2:]), out)

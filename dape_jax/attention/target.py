@@ -1,14 +1,14 @@
-"""What attention is compiled for."""
+"""The platform that attention is compiled for."""
 
 import jax
 import jax.numpy as jnp
 
 
 def target_platform() -> str:
-  """Returns what is compiled for: "cpu", "gpu" or "tpu".
+  """Returns the platform compiled for: "cpu", "gpu" or "tpu".
 
-  The mesh says it (also of chips that are not there, in ahead-of-time
-  compilation), without one the default backend does.
+  This is the platform of the current mesh, which may have no physical devices
+  (ahead-of-time compilation), or else of the default backend.
   """
   device = jax.sharding.get_abstract_mesh().abstract_device
   return jax.default_backend() if device is None else device.platform
@@ -17,7 +17,7 @@ def target_platform() -> str:
 def operand_dtype(query_dtype: jnp.dtype) -> jnp.dtype | None:
   """Returns `Tile.operand_dtype`: bfloat16 on a TPU for bfloat16 queries.
 
-  The matrix unit takes bfloat16 operands in one pass and float32 in six.
+  The matrix unit needs one pass for bfloat16 operands and six for float32.
   """
   if target_platform() == "tpu" and query_dtype == jnp.bfloat16:
     return query_dtype

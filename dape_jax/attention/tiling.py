@@ -1,9 +1,9 @@
-"""Which tiles of the score matrix hold a visible pair, from block-wise bounds.
+"""Finds tiles of the score matrix that contain visible pairs.
 
-Positions and segment ids are data, so whether a tile is empty is too: it is told
-from the smallest and largest position and id of its queries and its keys. The
-answers are safe: `may_be_visible` is True of every tile with a visible pair,
-`all_visible` only of tiles in which all pairs are.
+Positions and segment ids are data, so tiles are classified at run time, from
+the smallest and largest position and id of their queries and keys. The tests
+are conservative: `may_be_visible` is True for every tile with a visible pair,
+and `all_visible` only for tiles in which every pair is visible.
 """
 
 import flax.struct
@@ -18,15 +18,15 @@ _LARGEST = np.iinfo(np.int32).max
 
 @flax.struct.dataclass
 class BlockBounds:
-  """Positions and ids of the tokens of each block, int32 [..., blocks].
+  """Bounds of the positions and ids in each block, int32 [..., blocks].
 
-  A token exists at position 0 or more; id 0 is padding.
+  Tokens at negative positions do not exist; id 0 is padding.
 
   Attributes:
     low, high: smallest and largest position.
-    low_existing: smallest position that exists.
+    low_existing: smallest nonnegative position.
     low_id, high_id: smallest and largest id, or None without segment ids.
-    low_existing_id: smallest id that is not padding.
+    low_existing_id: smallest id other than padding.
   """
 
   low: jax.Array
@@ -45,7 +45,7 @@ def block_bounds(
   Args:
     positions: [..., length] int32.
     segment_ids: [..., length] int32, or None.
-    block: tokens.
+    block: number of tokens.
   """
 
   def bounds(x, existing):
@@ -62,7 +62,7 @@ def block_bounds(
 def may_be_visible(
     q: BlockBounds, kv: BlockBounds, *, causal: bool, window: int | None
 ) -> jax.Array:
-  """Returns False where no query of the tile sees any key of it, bool."""
+  """Returns False for tiles in which no query sees a key, bool."""
   visible = kv.high >= 0
   if causal:
     visible &= kv.low_existing <= q.high
@@ -80,7 +80,7 @@ def may_be_visible(
 def all_visible(
     q: BlockBounds, kv: BlockBounds, *, causal: bool, window: int | None
 ) -> jax.Array:
-  """Returns True where every query of the tile sees every key of it, bool."""
+  """Returns True for tiles in which every query sees every key, bool."""
   visible = kv.low >= 0
   if causal:
     visible &= kv.high <= q.low
@@ -95,10 +95,10 @@ def all_visible(
 def occupied_tiles(
     q: BlockBounds, kv: BlockBounds, *, causal: bool, window: int | None
 ) -> jax.Array:
-  """Returns `may_be_visible` of all tiles, bool [..., q blocks, kv blocks]."""
+  """Returns `may_be_visible` for all tiles, bool [..., q blocks, kv blocks]."""
   q = jax.tree.map(lambda x: x[..., :, None], q)
   kv = jax.tree.map(lambda x: x[..., None, :], kv)
-  if q.low.ndim > kv.low.ndim:  # one shared by the batch, the other not
+  if q.low.ndim > kv.low.ndim:  # Only one is shared by the batch.
     kv = jax.tree.map(lambda x: x[None], kv)
   elif q.low.ndim < kv.low.ndim:
     q = jax.tree.map(lambda x: x[None], q)
@@ -108,9 +108,9 @@ def occupied_tiles(
 
 
 def block_range(occupied: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns the first and one past the last True along the last axis, int32.
+  """Returns the first True of the last axis and one past the last, int32.
 
-  Both are 0 where there is none.
+  Both are 0 if there is none.
   """
   blocks = occupied.shape[-1]
   first = jnp.argmax(occupied, axis=-1)
@@ -119,28 +119,28 @@ def block_range(occupied: jax.Array) -> tuple[jax.Array, jax.Array]:
   return jnp.minimum(first, end).astype(jnp.int32), end.astype(jnp.int32)
 
 
-# Queries and keys of a tile. By measurement on 2 CPU cores: smaller ones do not
-# occupy both, the hidden layer of larger ones (32 channels, 2 MiB here) leaves the
-# cache. Of four batch elements together smaller tiles are as many pairs, and fewer
-# of them lie beyond the query.
+# Queries and keys per tile, measured on 2 CPU cores. Smaller tiles do not use
+# both cores; the hidden layer of larger tiles (32 channels, 2 MiB here) does
+# not fit in the cache. With four batch elements per step, smaller tiles have
+# the same number of pairs, and fewer of them are masked by causality.
 CPU_BLOCKS = (128, 128)
 CPU_BLOCKS_OF_FOUR = (64, 64)
-# By the TPU compiler's estimates of DAPE's loops (v5e, 12 heads of 64).
+# From the TPU compiler's estimates for DAPE (v5e, 12 heads of 64).
 ACCELERATOR_BLOCKS = (256, 256)
 
 
 def default_blocks(batch: int) -> tuple[int, int]:
-  """Returns at most how many queries and keys make a tile in XLA."""
+  """Returns the maximum number of queries and keys per tile in XLA."""
   if target.target_platform() != "cpu":
     return ACCELERATOR_BLOCKS
   return CPU_BLOCKS if batch % 4 else CPU_BLOCKS_OF_FOUR
 
 
 def even_block(length: int, limit: int) -> int:
-  """Returns the block, at most `limit`, of which the fewest pad `length` least.
+  """Returns the block size that covers `length` with the least padding.
 
-  129 tokens are two blocks of 72, not two of 128. More than one block come in
-  steps of 8.
+  Uses the fewest blocks of at most `limit` tokens: 129 tokens take two blocks
+  of 72, not two of 128. Multiple blocks have a size that is a multiple of 8.
   """
   blocks = max(1, -(-length // limit))
   block = -(-length // blocks)
@@ -148,9 +148,9 @@ def even_block(length: int, limit: int) -> int:
 
 
 def elements_together(batch: int, q_block: int, kv_block: int) -> int:
-  """Returns how many batch elements' tiles are as many pairs as one full tile.
+  """Returns how many batch elements to process together, a divisor of `batch`.
 
-  A divisor of the batch size.
+  Their tiles have at most as many pairs as one full tile.
   """
   q_limit, kv_limit = default_blocks(batch=1)
   wanted = max(1, q_limit * kv_limit // (q_block * kv_block))

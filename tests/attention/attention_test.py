@@ -1,4 +1,4 @@
-"""Laws of attention; those of every encoding are in encodings_test.py."""
+"""Properties of attention; encodings_test.py covers every encoding."""
 
 import cases
 import hypothesis
@@ -14,7 +14,7 @@ from dape_jax.attention import tiling
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-  """Ten tokens are several tiles."""
+  """Splits ten tokens into several tiles."""
   monkeypatch.setattr(tiling, "CPU_BLOCKS", (3, 4))
   monkeypatch.setattr(tiling, "CPU_BLOCKS_OF_FOUR", (2, 3))
 
@@ -62,7 +62,7 @@ def test_masks_and_grouped_queries(kv_heads, window, causal):
   )
 
 
-def test_a_window_keeps_exactly_w_keys():
+def test_window_keeps_exactly_w_keys():
   _, _, value = cases.qkv(0, 1, 20, 1, 20)
   value = jnp.eye(20).reshape(1, 20, 1, 20)
   query = key = jnp.zeros((1, 20, 1, 4))
@@ -83,11 +83,11 @@ def test_odd_sizes(name, heads, head_dim, length):
   qkv = cases.qkv(0, 2, length, heads, head_dim)
   out = cases.attend(encoding, score_mod, *qkv, jnp.arange(length))
   assert out.shape == (2, length, heads, head_dim)
-  # The first query sees itself alone, whatever its score.
+  # The first query sees only itself, so its score does not matter.
   np.testing.assert_allclose(out[:, 0], qkv[2][:, 0], rtol=1e-5)
 
 
-def test_fire_distances_are_exact_far_out():
+def test_fire_distances_are_exact_at_large_positions():
   encoding = dape_jax.Fire(num_heads=2, threshold=1e6)
   params = encoding.init(jax.random.key(0), method="score_mod")
   positions = jnp.arange(40) * 7
@@ -97,7 +97,7 @@ def test_fire_distances_are_exact_far_out():
 
 @pytest.mark.parametrize("name", cases.NAMES)
 def test_bfloat16_scores_are_float32(name):
-  """Only inputs and output are rounded, not what lies between."""
+  """Inputs and output are rounded, but not intermediate results."""
   encoding, score_mod = cases.make(name, 3)
   qkv = cases.qkv(0, 2, 33, 3, 8, jnp.bfloat16)
   positions = jnp.arange(33)
@@ -106,7 +106,7 @@ def test_bfloat16_scores_are_float32(name):
   exact = cases.attend(
       encoding, score_mod, *(x.astype(jnp.float32) for x in qkv), positions
   )
-  # RoPE rounds the rotated queries and keys to bfloat16 once more.
+  # RoPE also rounds the rotated queries and keys to bfloat16.
   np.testing.assert_allclose(np.float32(out), exact, atol=0.03)
 
 
@@ -115,8 +115,8 @@ def test_bfloat16_scores_are_float32(name):
 )
 @hypothesis.given(seed=st.integers(0, 2**16))
 @hypothesis.settings(deadline=None, max_examples=3, derandomize=True)
-def test_order_of_keys_does_not_matter_with_their_positions(name, seed):
-  """Not for V2, whose convolution runs over neighbouring slots."""
+def test_output_is_invariant_to_key_order(name, seed):
+  """Excludes V2, whose convolution runs over neighboring slots."""
   encoding, score_mod = cases.make(name, 2)
   query, key, value = cases.qkv(seed, 1, 9, 2, 4)
   positions = jnp.arange(9)
@@ -138,7 +138,7 @@ def test_order_of_keys_does_not_matter_with_their_positions(name, seed):
 
 @pytest.mark.parametrize("name", cases.NAMES)
 def test_gradients_equal_finite_differences(name):
-  """Of every parameter, in float64, batch 2."""
+  """For every parameter, in float64, with a batch of 2."""
   with jax.enable_x64(True):
     encoding, score_mod = cases.make(name, 2)
     if score_mod is None or not jax.tree.leaves(score_mod.params):
@@ -150,6 +150,7 @@ def test_gradients_equal_finite_differences(name):
       target |= {k: jnp.abs(target[k]) + 0.1 for k in ("r1", "r2")}
 
     @jax.jit
+    @jax.value_and_grad
     def total(params):
       mod = score_mod.replace(params=params)
       out = cases.attend(encoding, mod, *qkv, jnp.arange(6))
@@ -158,7 +159,7 @@ def test_gradients_equal_finite_differences(name):
     def moved(direction, step):
       return jax.tree.map(lambda p, d: p + step * d, params, direction)
 
-    gradient = jax.grad(total)(params)
+    _, gradient = total(params)
     for seed in range(3):
       leaves, tree = jax.tree.flatten(params)
       keys = jax.random.split(jax.random.key(seed), len(leaves))
@@ -168,12 +169,14 @@ def test_gradients_equal_finite_differences(name):
               for k, x in zip(keys, leaves)
           ]
       )
-      numeric = total(moved(direction, 1e-6)) - total(moved(direction, -1e-6))
+      above, below = (total(moved(direction, h))[0] for h in (1e-6, -1e-6))
       exact = sum(
           jnp.vdot(g, d)
           for g, d in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction))
       )
-      np.testing.assert_allclose(numeric / 2e-6, exact, rtol=1e-5, atol=1e-8)
+      np.testing.assert_allclose(
+          (above - below) / 2e-6, exact, rtol=1e-5, atol=1e-8
+      )
 
 
 def test_vmap_jit_remat_and_repetition_give_the_same_gradients():
@@ -202,7 +205,7 @@ def test_vmap_jit_remat_and_repetition_give_the_same_gradients():
     )
 
 
-def test_devices_of_a_mesh_give_what_one_device_gives():
+def test_mesh_matches_one_device():
   encoding, score_mod = cases.make("dape_v2_fire", 2)
   qkv = cases.qkv(0, 8, 6, 2, 4)
   one = cases.attend(encoding, score_mod, *qkv, jnp.arange(6))
@@ -221,7 +224,7 @@ def test_devices_of_a_mesh_give_what_one_device_gives():
 
 
 class SumOfGates(dape_jax.encodings.AdditiveBias):
-  """A toy with per-token features: B(i, j) = c_i - c_j."""
+  """A minimal bias with token features: B(i, j) = c_i - c_j."""
 
   def bias(self, params, tile, dtype):
     q, kv = tile.q_features, tile.kv_features
@@ -249,7 +252,7 @@ def test_features_reach_the_score_modifier():
   np.testing.assert_allclose(out, expected, atol=2e-6)
 
 
-def test_an_encoding_of_another_number_of_heads_is_refused():
+def test_wrong_number_of_heads_raises():
   _, score_mod = cases.make("alibi", 1)
   with pytest.raises(ValueError, match="1 heads met scores of 2"):
     cases.attend(
@@ -268,13 +271,13 @@ def test_an_encoding_of_another_number_of_heads_is_refused():
         ({"sink": jnp.zeros(3)}, ValueError, "sink has shape"),
         ({"window": 0}, ValueError, "window=0"),
         ({"q_segment_ids": jnp.ones((1, 4), int)}, ValueError, "both"),
-        ({"q_positions": jnp.arange(4.0)}, ValueError, "exact integers"),
+        ({"q_positions": jnp.arange(4.0)}, ValueError, "be integers"),
         ({"kv_positions": jnp.arange(3)}, ValueError, "kv_positions has shape"),
         ({"key": jnp.zeros((1, 4, 3, 4))}, ValueError, "value has shape"),
         ({"value": jnp.zeros((1, 4, 4))}, ValueError, "value has shape"),
     ],
 )
-def test_what_is_refused(change, error, message):
+def test_invalid_arguments_raise(change, error, message):
   query, key, value = cases.qkv(0, 1, 4, 2, 4)
   arguments = dict(
       query=query,

@@ -1,4 +1,4 @@
-"""Memory of attention, as the compiler counts its temporaries."""
+"""Memory of attention: the size of temporaries that the compiler reports."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from dape_jax.benchmarks.attention import materialised
 
 
 def temporary_bytes(implementation, length):
-  """Returns those of forward and backward: batch 1, 12 heads of 64, float32."""
+  """Returns the size for forward and backward: batch 1, 12 heads of 64."""
   encoding = encodings.make("dape_kerple_log", num_heads=12)
   params = materialised.init_params(encoding)
   x = jax.ShapeDtypeStruct((1, length, 12, 64), jnp.float32)

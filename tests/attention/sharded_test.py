@@ -1,4 +1,4 @@
-"""Arrays on several devices give what they give on one, gradients included."""
+"""Sharded attention matches one device, gradients included."""
 
 import contextlib
 
@@ -41,7 +41,7 @@ def small_tiles(monkeypatch):
 
 CASES = {
     "plain": plain(4, 2, 8, 96),
-    # Documents begin and end within the parts of the devices.
+    # Document boundaries lie within the devices' shards.
     "packed": packed(documents(37, 1, 42, padding=16), documents(96)),
     "window": plain(2, 2, 8, 48, window=7),
     "both_directions": plain(2, 2, 8, 40, causal=False),
@@ -67,7 +67,7 @@ def test_gathered_and_ring_equal_one_device(name, case):
 
 
 def _features_case(name):
-  """Returns a function that gives a scalar of attention and its gradients."""
+  """Returns a function: a scalar of attention and its gradients."""
   encoding = dape_jax.encodings.make(name, num_heads=2)
   x = jax.random.normal(jax.random.key(3), (2, 32, 16))
   qkv = cases.qkv(4, 2, 32, 2, 8)
@@ -87,7 +87,7 @@ def _features_case(name):
     return jnp.sum(jnp.sin(3 * out))
 
   def run():
-    # Rules are no part of what a jitted function is known by.
+    # jit's cache key does not include the logical axis rules.
     fresh = jax.jit(jax.value_and_grad(lambda *a: total(*a), (0, 1, 2)))
     return fresh(variables, x, qkv)
 
@@ -95,7 +95,7 @@ def _features_case(name):
 
 
 @pytest.mark.parametrize("name", ["fox", "dape_v2_fox"])
-def test_features_of_tokens_go_with_the_keys(name):
+def test_token_features_travel_with_the_keys(name):
   run = _features_case(name)
   one = run()
   for rules in (GATHERED, RING):
@@ -103,7 +103,7 @@ def test_features_of_tokens_go_with_the_keys(name):
       assert_close(run(), one, 2e-5)
 
 
-def test_what_needs_whole_rows_is_gathered_or_refused():
+def test_row_scope_is_gathered_and_refused_in_a_ring():
   run = _features_case("cope")
   one = run()
   with devices(GATHERED):
@@ -112,7 +112,7 @@ def test_what_needs_whole_rows_is_gathered_or_refused():
     run()
 
 
-def test_a_ring_holds_no_more_than_parts_of_the_keys():
+def test_a_ring_never_holds_all_keys():
   encoding, score_mod = cases.make("dape_kerple_log", 2)
   qkv = cases.qkv(0, 2, 64, 2, 8)
   texts = {}
@@ -128,12 +128,11 @@ def test_a_ring_holds_no_more_than_parts_of_the_keys():
   assert "all-gather" in texts[GATHERED]
   assert "collective-permute" not in texts[GATHERED]
   assert "collective-permute" in texts[RING]
-  # Of positions at most, which are not arguments of the program.
   assert "f32[1,64,2,8]" in texts[GATHERED]
   assert "f32[1,64,2,8]" not in texts[RING]
 
 
-def test_a_length_that_does_not_divide_is_left_to_the_compiler():
+def test_indivisible_length_is_left_to_the_compiler():
   case = plain(2, 2, 8, 30)
   one = outputs_and_gradients(None, "dape_kerple_log", case, jnp.float32)
   with devices(RING):

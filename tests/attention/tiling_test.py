@@ -1,4 +1,4 @@
-"""Which tiles are computed."""
+"""Selection of the tiles to compute."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -23,7 +23,7 @@ BLOCKS = 3
 )
 @hypothesis.settings(deadline=None, max_examples=200, derandomize=True)
 def test_bounds_are_safe(seed, causal, window, with_ids, ordered):
-  """No tile with a visible pair is passed over, no mask is left out wrongly."""
+  """No visible tile is skipped, and no necessary mask is omitted."""
   rng = np.random.default_rng(seed)
   sides = []
   for _ in range(2):
@@ -65,15 +65,15 @@ def occupied_of(length, block, window=None, filled=None):
   )
 
 
-def test_causal_and_windowed_tiles_are_exactly_the_needed_ones():
+def test_causal_and_windowed_tiles_are_minimal():
   i, j = np.mgrid[:8, :8]
   np.testing.assert_array_equal(occupied_of(64, 8), j <= i)
   windowed = (j <= i) & (j >= i - 1)
   np.testing.assert_array_equal(occupied_of(64, 8, window=9), windowed)
 
 
-def test_slots_that_are_not_filled_are_not_read():
-  """T13: a cache of 64 slots of which 20 are filled is three blocks of 8."""
+def test_empty_slots_are_skipped():
+  """T13: a cache with 20 of 64 slots filled occupies three blocks of 8."""
   first, end = tiling.block_range(occupied_of(64, 8, filled=20))
   np.testing.assert_array_equal(end, [1, 2, 3, 0, 0, 0, 0, 0])
   np.testing.assert_array_equal(first, 0)

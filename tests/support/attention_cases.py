@@ -1,4 +1,4 @@
-"""Cases that every implementation of attention passes, and how to compare."""
+"""Test cases for every implementation of attention, and comparisons."""
 
 import functools
 
@@ -22,7 +22,7 @@ def documents(*lengths, padding=0):
 
 
 def plain(batch, heads, head_dim, length, **options):
-  """Returns a case: shapes and arguments of `attention`."""
+  """Returns a case: the shapes and arguments of an `attention` call."""
   positions = np.arange(length, dtype=np.int32)
   return dict(
       shapes=(batch, heads, options.pop("kv_heads", heads), head_dim, length),
@@ -31,7 +31,7 @@ def plain(batch, heads, head_dim, length, **options):
 
 
 def packed(*rows, window=None):
-  """Returns a case of a row for each ids and positions of `documents`."""
+  """Returns a case with one row for each result of `documents`."""
   rows = rows or (documents(70, 1, 49, padding=30), documents(150))
   ids, positions = (np.int32(x) for x in zip(*rows))
   return plain(
@@ -49,7 +49,10 @@ def packed(*rows, window=None):
 
 
 def cached():
-  """37 new tokens behind 60 cached ones, 53 slots empty, one row padded left."""
+  """Returns a case of 37 new tokens after 60 cached ones.
+
+  53 slots are empty, and one row is padded on the left.
+  """
   slots = np.arange(150)
   ids = np.stack([slots < 97, (slots >= 5) & (slots < 97)])
   positions = np.stack([slots, slots - 5]) * ids
@@ -83,17 +86,17 @@ CASES = {
 
 
 def outputs_and_gradients(implementation, name, case, dtype):
-  """Returns the output and all gradients, sinks and parameters included."""
+  """Returns the output and the gradients of all inputs and parameters."""
   batch, heads, kv_heads, head_dim, length = case["shapes"]
   query, _, _ = cases.qkv(
       0, batch, case.get("queries", length), heads, head_dim, jnp.float32
   )
   _, key, value = cases.qkv(1, batch, length, kv_heads, head_dim, jnp.float32)
-  with jax.enable_x64(False):  # the same random numbers in any precision
+  with jax.enable_x64(False):  # The same random numbers in any precision.
     encoding, score_mod = cases.make(name, heads)
   params = {} if score_mod is None else score_mod.params
   sink = jnp.linspace(-1, 1, heads)
-  # Numbers that every precision holds.
+  # Inputs are exact in every precision.
   query, key, value = (
       x.astype(jnp.bfloat16).astype(dtype) for x in (query, key, value)
   )
@@ -101,7 +104,8 @@ def outputs_and_gradients(implementation, name, case, dtype):
     params, sink = jax.tree.map(lambda x: x.astype(jnp.float64), (params, sink))
 
   @jax.jit
-  def run(params, query, key, value, sink):
+  @functools.partial(jax.grad, argnums=(0, 1, 2, 3, 4), has_aux=True)
+  def gradient(params, query, key, value, sink):
     mod = score_mod and score_mod.replace(params=params)
     query, key = encoding.rotate(
         query,
@@ -120,13 +124,12 @@ def outputs_and_gradients(implementation, name, case, dtype):
     )
     return jnp.sum(jnp.sin(3 * out.astype(sink.dtype))), out
 
-  gradient = jax.grad(run, argnums=(0, 1, 2, 3, 4), has_aux=True)
   gradients, out = gradient(params, query, key, value, sink)
   return {"out": out, "gradients": gradients}
 
 
 def assert_close(actual, expected, tolerance):
-  """Asserts that arrays differ by `tolerance` of their largest entry at most."""
+  """Asserts that errors are within `tolerance` of each array's maximum."""
 
   def check(path, a, e):
     a, e = np.float64(a), np.float64(e)
@@ -139,7 +142,7 @@ def assert_close(actual, expected, tolerance):
 
 
 def interpret_kernels(monkeypatch, interpret=True):
-  """Makes `attention` run the TPU kernels by their meaning, as on a TPU."""
+  """Makes `attention` choose the TPU kernels and run them interpreted."""
   monkeypatch.setattr(target, "target_platform", lambda: "tpu")
   for module in (pallas_tpu, pallas_tpu_v2):
     function = functools.partial(module.pallas_attention, interpret=interpret)

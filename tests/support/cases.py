@@ -1,12 +1,15 @@
 """Encodings with small random parameters."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dape_jax import encodings
 
-# One of each way to act on queries, keys and scores; all names are in
-# attention/encodings_test.py.
+# One encoding for each way to act on queries, keys and scores;
+# attention/encodings_test.py covers all names.
 NAMES = (
     "nope",
     "rope",
@@ -20,6 +23,12 @@ NAMES = (
 
 def make(name, num_heads, seed=0):
   """Returns (encoding, score modifier or None) with random parameters."""
+  return _make(name, num_heads, seed, jax.config.jax_enable_x64)
+
+
+@functools.cache
+def _make(name, num_heads, seed, enable_x64):
+  del enable_x64  # Part of the cache's key only.
   options = encodings.options(name)
   overrides = {
       key: value
@@ -27,11 +36,13 @@ def make(name, num_heads, seed=0):
       if key in options
   }
   encoding = encodings.make(name, num_heads=num_heads, **overrides)
-  score_mod, variables = encoding.init_with_output(
-      jax.random.key(seed), method="score_mod"
-  )
-  del variables
-  return encoding, score_mod
+
+  @jax.jit
+  def init():
+    key = jax.random.key(seed)
+    return encoding.init_with_output(key, method="score_mod")[0]
+
+  return encoding, jax.tree.map(np.asarray, init())
 
 
 def qkv(seed, batch, length, num_heads, head_dim, dtype=jnp.float32):

@@ -1,7 +1,7 @@
-"""Self-attention with every encoding, as one small program of its inputs.
+"""Self-attention with every encoding, as one small compiled program.
 
-What a check needs to vary (positions, documents, padding, what is differentiated)
-is data of the program, so that each is compiled once.
+Everything that a check varies (positions, documents, padding, cotangents) is an
+input of the program, so each encoding compiles once per implementation.
 """
 
 import dataclasses
@@ -11,12 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import dape_jax
 from dape_jax import encodings
 
 HEADS, HEAD_DIM, WIDTH, LENGTH = 2, 4, 6, 24
-# Options that keep networks small and put borders inside LENGTH.
+# Keep networks small and place thresholds within LENGTH.
 _OPTIONS = {
     "width": 5,
     "fire_width": 5,
@@ -29,13 +30,13 @@ _OPTIONS = {
     "dimension": 8,
     "sinusoid_width": 6,
 }
-# What depends on a token's position other than through its distance to others.
+# Encodings that depend on absolute positions, not only on distances.
 _ABSOLUTE_BASES = ("fire", "learned", "sinusoidal")
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """An encoding under test, and which laws it keeps."""
+  """An encoding under test and the invariants that it satisfies."""
 
   encoding: dape_jax.PositionalEncoding
   base: str
@@ -47,9 +48,9 @@ class Case:
 
   @property
   def far(self) -> int:
-    """A position far out, where bfloat16 and float16 hold no integers."""
-    # As far behind xPos's center as 0 is before it: its gradients are exact in
-    # between, see the class.
+    """A position beyond the integers that bfloat16 and float16 represent."""
+    # xPos is exact only near its center: this is as far after it as 0 is
+    # before.
     return 32_700 if self.base == "xpos" else 70_000
 
 
@@ -85,11 +86,28 @@ def _composed() -> dict[str, Case]:
 
 
 CASES = {name: registered(name) for name in encodings.names()} | _composed()
+# Bases of different kinds: by position, by token, with and without parameters,
+# rotating queries and keys. With every other base a wrapper is a soak test.
+_WRAPPED = {
+    "dape": ("fire", "fox", "kerple_log", "rope"),
+    "dape_static": ("fire", "fox", "t5"),
+    "dape_v2": ("alibi", "fire", "fox", "rope"),
+}
+
+
+def _marked(name: str):
+  base = CASES[name].base
+  wrapper = name.removesuffix(base).removesuffix("_")
+  is_soak = wrapper in _WRAPPED and base not in _WRAPPED[wrapper]
+  return pytest.param(name, marks=pytest.mark.soak if is_soak else ())
+
+
+NAMES = [_marked(name) for name in CASES]
 
 
 @functools.cache
 def parameters(name: str) -> dict[str, Any]:
-  """Returns random parameters, none of them zero, as NumPy arrays."""
+  """Returns random nonzero parameters as NumPy arrays."""
   encoding = CASES[name].encoding
   x = np.ones((1, 1, WIDTH), np.float32)
   heads = np.ones((1, 1, HEADS, HEAD_DIM), np.float32)
@@ -110,7 +128,7 @@ def parameters(name: str) -> dict[str, Any]:
 
 @functools.cache
 def inputs() -> np.ndarray:
-  """Returns x [2, LENGTH, WIDTH], numbers that bfloat16 holds."""
+  """Returns x [2, LENGTH, WIDTH], exactly representable in bfloat16."""
   x = np.random.default_rng(2).normal(size=(2, LENGTH, WIDTH))
   return np.float32(jnp.asarray(x, jnp.bfloat16))
 
@@ -140,10 +158,10 @@ def self_attention(name, implementation, params, x, positions, ids, **options):
 
 
 def program(name, implementation, **options):
-  """Returns a compiled function to outputs and gradients.
+  """Returns a jitted function that computes outputs and gradients.
 
-  Its arguments are parameters, x, positions, segment ids and the cotangent of the
-  output; its results the output and the gradients of parameters and x.
+  It maps (parameters, x, positions, segment ids, cotangent of the output) to
+  (output, (gradients of the parameters, gradient of x)).
   """
 
   @jax.jit

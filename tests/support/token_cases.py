@@ -1,4 +1,4 @@
-"""What must hold of every encoding that looks at the tokens themselves."""
+"""Checks for every encoding whose features depend on the tokens."""
 
 import functools
 
@@ -8,7 +8,7 @@ import numpy as np
 
 import dape_jax
 
-# These tests take longer to compile than to run.
+# Compilation dominates the time of these tests.
 jit = functools.partial(
     jax.jit, compiler_options={"xla_backend_optimization_level": 0}
 )
@@ -27,7 +27,7 @@ def tokens(seed, batch, length, dtype=np.float32):
 
 
 def random_params(encoding, seed=0):
-  """Returns N(0, 0.5^2) for every parameter that `features` makes."""
+  """Returns N(0, 0.5^2) samples for every parameter that `features` creates."""
   x, query, key, _ = tokens(0, 1, 2)
   shapes = jax.eval_shape(
       lambda: encoding.init(jax.random.key(0), x, query, key, method="features")
@@ -63,7 +63,7 @@ def bias(encoding, params, inputs, q_positions, kv_positions):
 
 
 def initial_params(encoding, width, head_dim):
-  """Returns what `init` makes for a model of this width."""
+  """Returns the initial parameters for a model of this width."""
   x = jnp.zeros((1, 1, width))
   heads = jnp.zeros((1, 1, encoding.num_heads, head_dim))
   init = lambda key: encoding.init(key, x, heads, heads, method="features")
@@ -71,7 +71,7 @@ def initial_params(encoding, width, head_dim):
 
 
 def attended(encoding, params, inputs, positions, segment_ids=None, **options):
-  """Returns attention over the given tokens, [B, T, N, H]."""
+  """Returns attention over the tokens, [B, T, N, H]."""
   x, query, key, value = inputs
   q_features, kv_features = features(
       encoding, params, x, query, key, segment_ids=segment_ids
@@ -92,7 +92,7 @@ def attended(encoding, params, inputs, positions, segment_ids=None, **options):
 
 
 def check_gradients(encoding):
-  """Gradients of parameters and tokens against finite differences."""
+  """Checks gradients of parameters and tokens against finite differences."""
   rng = np.random.default_rng(0)
   arguments = (random_params(encoding), tokens(1, 1, 5))
   arguments = jax.tree.map(np.float64, arguments)
@@ -122,7 +122,7 @@ def check_gradients(encoding):
 
 
 def check_packed_documents(encoding):
-  """Documents packed with NaN between equal each alone, gradients included."""
+  """Checks that packed documents equal separate ones, gradients included."""
   params = random_params(encoding)
   first, second = tokens(2, 1, 4), tokens(3, 1, 6)
   rng = np.random.default_rng(4)
@@ -131,7 +131,7 @@ def check_packed_documents(encoding):
   ]
 
   def rows(first, second, padding):
-    """Returns both in one row and a row of padding, and each in its own."""
+    """Returns both documents in one row, and each in a row of its own."""
     hole = lambda n: np.full((1, n, *first.shape[2:]), padding, np.float32)
     together = np.concatenate([first, hole(2), second, hole(2)], axis=1)
     alone = [np.concatenate([hole(6), second, hole(2)], axis=1)]
@@ -167,7 +167,7 @@ def check_packed_documents(encoding):
 
 
 def check_continuation(encoding):
-  """Tokens behind a cache that is padded with NaN at the left, as the whole."""
+  """Checks chunks after a cache left-padded with NaN against one pass."""
   params, inputs = random_params(encoding), tokens(4, 2, 9)
   for x in inputs:
     x[1, :2] = np.nan
@@ -211,7 +211,7 @@ def check_continuation(encoding):
 
 
 def check_bfloat16(encoding):
-  """Features are those of the same numbers in float32."""
+  """Checks that bfloat16 inputs are converted to float32 before use."""
   params = random_params(encoding)
   narrow = [jnp.asarray(x, jnp.bfloat16) for x in tokens(5, 1, 3)[:3]]
 

@@ -1,11 +1,11 @@
-"""The backward Pallas TPU kernel of attention with a score modifier.
+"""Pallas TPU kernels for attention with a score modifier: the backward kernel.
 
-One pass: a program holds a block of keys, walks the blocks of queries that see
-it, computes each tile's scores anew and takes `jax.vjp` of the tile function
-there. Gradients of keys and values stay in VMEM for the walk, those of the
-encoding's parameters in output blocks of their own, summed outside. Gradients
-of queries, which every block of keys adds to, go through VMEM by explicit
-copies.
+A single pass: for each block of keys, the kernel iterates over the blocks of
+queries that see it, recomputes each tile's scores and takes `jax.vjp` of the
+tile function. Gradients of keys and values accumulate in VMEM. Gradients of the
+encoding's parameters go to one output block per block of keys, and are summed
+outside the kernel. Every block of keys adds to the gradients of queries, so
+these stay in HBM and explicit copies bring them to VMEM.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from dape_jax.attention.tpu import common as common
+from dape_jax.attention.tpu import common
 from dape_jax.attention.tpu.common import LANES, Tokens
 
 
@@ -24,19 +24,19 @@ def backward(settings, batched, tokens, params):
   """Returns gradients of queries, keys, values and parameters.
 
   Args:
-    settings: of the kernel.
+    settings: settings of the kernel.
     batched: q [B, N, T, H], k [B, K, S, H], v [B, K, S, Hv], the cotangent of
       out [B, N, T, Hv], lse [B, N, T], and delta [B, N, T]: the row sums of out
       times its cotangent, less the cotangent of lse.
     tokens, params: as in the forward kernel.
 
   Returns:
-    Those of q, k and v, and for each parameter [B, *its shape].
+    Gradients of q, k and v, and for each parameter [B, *its shape].
   """
   q_BxNxTxH, k_BxKxSxH, v_BxKxSxH, dout_BxNxTxH, lse_BxNxT, delta_BxNxT = (
       batched
   )
-  # Twice the keys save little here, and take the compiler twice as long.
+  # Blocks of twice the keys save little here, and double the compile time.
   settings = dataclasses.replace(settings, block_kv=LANES)
   batch, num_heads, num_queries, head_dim = q_BxNxTxH.shape
   num_kv_heads, num_keys, value_dim = v_BxKxSxH.shape[1:]
@@ -167,9 +167,9 @@ def _backward_kernel(
     state_ref,
     semaphores,
 ):
-  """One block of keys meets one block of queries.
+  """Processes one block of keys and one block of queries.
 
-  Scratch: of `QuerySums`, and gradients of keys and values.
+  Scratch holds the state of `QuerySums` and the gradients of keys and values.
   """
   del first, end, dq_in_ref
   b, j, i = (pl.program_id(axis) for axis in range(3))
@@ -183,7 +183,7 @@ def _backward_kernel(
   dq_sums = common.QuerySums(
       block_in_memory, dq_slots_ref, state_ref, semaphores
   )
-  pl.when((j == 0) & (i == 0))(dq_sums.start_walk)
+  pl.when((j == 0) & (i == 0))(dq_sums.start)
 
   @pl.when(i == 0)
   def _():
@@ -221,7 +221,7 @@ def _backward_kernel(
 def _tile_gradients(
     settings, is_masked, precision, blocks, rows, tokens, params_ref, sums
 ):
-  """Adds to `sums` and returns the gradient of scaled queries, [N, q, H]."""
+  """Adds a tile to `sums` and returns the gradient of scaled q, [N, q, H]."""
   q, k, v, dout = blocks
   dk_sum_ref, dv_sum_ref, dparams_ref = sums
   q_columns = [common.column(tokens.q_positions[0])]

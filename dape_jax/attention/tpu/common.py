@@ -1,4 +1,4 @@
-"""What the TPU kernels of attention share: tiles, masks, batches, copies."""
+"""Shared code of the TPU attention kernels: tiles, masks, batching, copies."""
 
 import dataclasses
 import functools
@@ -12,17 +12,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 from dape_jax.attention import tiling
 from dape_jax.attention.mask import visible_mask
-from dape_jax.encodings.tile import (
-    Tile,
-    TileFunction,
-)
+from dape_jax.encodings.tile import Tile, TileFunction
 
 LANES = 128
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What the kernels are compiled for."""
+  """Static settings of the kernels."""
 
   function: TileFunction | None
   causal: bool
@@ -35,7 +32,7 @@ class Settings:
 
 @flax.struct.dataclass
 class Tokens:
-  """Positions [P, 1, T] and [P, 1, S], and ids alike or None; P is B or 1."""
+  """Positions and ids (or None), [P, 1, T] and [P, 1, S]; P is B or 1."""
 
   q_positions: jax.Array
   kv_positions: jax.Array
@@ -50,13 +47,13 @@ def pad_tokens(x: jax.Array, axis: int, block: int, value) -> jax.Array:
 
 
 def broadcast_first(tree):
-  """Returns the arrays with equal first axes."""
+  """Returns the arrays broadcast to equal first axes."""
   size = max(len(x) for x in jax.tree.leaves(tree))
   return jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *x.shape[1:])), tree)
 
 
 def in_lanes(x: jax.Array) -> jax.Array:
-  """Returns a parameter as kernels take it: numbers per head in every lane."""
+  """Returns a kernel's form of a parameter: per-head numbers in every lane."""
   x = x.astype(jnp.float32)
   if x.ndim > 1:
     return x
@@ -64,10 +61,10 @@ def in_lanes(x: jax.Array) -> jax.Array:
 
 
 def over_batch(function, batched, tokens, params):
-  """Returns function(batched, tokens, params), whose results have the batch first.
+  """Returns function(batched, tokens, params), with a batching rule.
 
-  Under `jax.vmap` the mapped axis becomes part of the batch, unless parameters
-  differ along it.
+  All results have a leading batch axis. `jax.vmap` folds the mapped axis into
+  the batch, or loops over it if it maps parameters.
   """
   call = jax.custom_batching.custom_vmap(function)
 
@@ -108,17 +105,19 @@ def over_batch(function, batched, tokens, params):
 
 
 def differentiable(forward, backward, channel_axis: int):
-  """Returns attention(settings, q, k, v, params, tokens) of whole blocks.
+  """Returns a differentiable attention(settings, q, k, v, params, tokens).
 
-  Its backward pass keeps inputs, output and log-sum-exp only.
+  Lengths are multiples of the block sizes. The residuals are the inputs, the
+  output and the log-sum-exp.
 
   Args:
-    forward: (settings, (q, k, v), tokens, params) to out and lse [B, N, T].
-    backward: (settings, (q, k, v, cotangent of out, lse, delta), tokens, params)
-      to the gradients of q, k, v and, with the batch first, of each parameter;
-      delta [B, N, T] is out times its cotangent summed over channels, less the
-      cotangent of lse.
-    channel_axis: of out.
+    forward: maps (settings, (q, k, v), tokens, params) to out and lse
+      [B, N, T].
+    backward: maps (settings, (q, k, v, cotangent of out, lse, delta), tokens,
+      params) to the gradients of q, k, v and, with a leading batch axis, of
+      each parameter; delta [B, N, T] is out times its cotangent summed over
+      channels, less the cotangent of lse.
+    channel_axis: channel axis of out.
   """
 
   @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -145,19 +144,19 @@ def differentiable(forward, backward, channel_axis: int):
 
 
 def compiler_params(settings, dimension_semantics):
-  """Returns how to compile a kernel."""
+  """Returns the compiler parameters of a kernel."""
   if settings.interpret:
     return pltpu.CompilerParams(dimension_semantics=dimension_semantics)
   capacity = pltpu.get_tpu_info().vmem_capacity_bytes
   return pltpu.CompilerParams(
       dimension_semantics=dimension_semantics,
-      # The default of 16 MiB is too little for 16 heads.
+      # The default of 16 MiB is too small for 16 heads.
       vmem_limit_bytes=capacity * 3 // 4,
   )
 
 
 def matmul_precision(dtype):
-  """Returns the precision of products; bfloat16 operands have only one."""
+  """Returns the precision of matrix products; bfloat16 has only the default."""
   if dtype == jnp.float32:
     return jax.lax.Precision.HIGHEST
   return jax.lax.Precision.DEFAULT
@@ -168,14 +167,15 @@ def whole_array(x) -> pl.BlockSpec:
 
 
 def visible_blocks(settings, tokens, *, along_q):
-  """Returns which blocks hold visible pairs, as scalars, and an index map.
+  """Returns scalars that describe visible blocks, and an index map.
 
   Returns:
-    (bounds of query blocks, of key blocks, first, end): int32 arrays of one
-    axis, as kernels prefetch scalars. first and end bound the key blocks that a
-    query block needs, or if `along_q` the query blocks that a key block needs.
-    A function (b, outer, inner, scalar refs) -> inner clipped to that range, so
-    that no other block is fetched.
+    (bounds of query blocks, bounds of key blocks, first, end): int32 arrays of
+      rank 1, for scalar prefetch. first and end bound the key blocks that a
+      query block needs, or with `along_q` the query blocks that a key block
+      needs.
+    A function (b, outer, inner, scalar refs) that returns inner clipped to that
+      range, so that no other block is fetched.
   """
 
   def bounds(positions, ids, block):
@@ -203,12 +203,12 @@ def visible_blocks(settings, tokens, *, along_q):
 
 
 def on_visible_tile(settings, bounds, num_blocks, indices, tile):
-  """Calls tile(is_masked) unless no query of the tile sees any key of it.
+  """Calls tile(is_masked) if the tile has a visible pair.
 
   Args:
-    settings: of the kernel.
-    bounds: scalar refs of `visible_blocks`, of query blocks and key blocks.
-    num_blocks: of queries and of keys in a batch element.
+    settings: settings of the kernel.
+    bounds: scalar refs of `visible_blocks` for query blocks and key blocks.
+    num_blocks: number of query blocks and of key blocks in a batch element.
     indices: (b, query block, key block) of the program.
     tile: the body.
   """
@@ -229,12 +229,12 @@ def on_visible_tile(settings, bounds, num_blocks, indices, tile):
 
 
 def column(row_1xt):
-  """Returns numbers of queries down the rows of a tile, [t, 128]."""
+  """Returns a row of numbers [1, t] as a column in all lanes, [t, 128]."""
   return jnp.broadcast_to(row_1xt, (LANES, row_1xt.shape[-1])).T
 
 
 def in_width(x, width):
-  """Returns numbers that are equal in all of 128 lanes in `width` lanes."""
+  """Returns `x`, constant over its 128 lanes, with `width` lanes."""
   if width > LANES:
     x = jnp.concatenate([x] * -(-width // LANES), axis=-1)
   return x[..., :width]
@@ -271,10 +271,10 @@ def visible_strips(settings, columns, tokens, is_masked):
   """Returns which keys each query sees, bool [q, 128] for each strip of keys.
 
   Args:
-    settings: of the kernel.
-    columns: positions, and ids if there are any, of the queries, [q, 128] each.
-    tokens: refs; of them the keys' rows are read.
-    is_masked: False where all of them are visible.
+    settings: settings of the kernel.
+    columns: the queries' positions, and ids if any, [q, 128] each.
+    tokens: refs, of which this reads those of keys.
+    is_masked: False if all pairs are visible.
   """
   strips = []
   for c in range(settings.block_kv // LANES):
@@ -297,9 +297,9 @@ def visible_strips(settings, columns, tokens, is_masked):
 
 
 def seen_rows(visibles, of_queries, of_keys):
-  """Returns [heads, tokens, H] arrays with 0 where nothing sees the token.
+  """Returns [heads, tokens, H] arrays with 0 at tokens without a visible pair.
 
-  What takes no part may hold anything, NaN included: 0 * NaN is NaN.
+  Such tokens may contain NaN, and 0 * NaN is NaN.
   """
   visibles = [visible.astype(jnp.float32) for visible in visibles]
   most = functools.reduce(jnp.maximum, visibles).max(axis=1, keepdims=True)
@@ -319,7 +319,7 @@ def seen_rows(visibles, of_queries, of_keys):
 
 
 def strip_tile(columns, tokens, c, visible, dtype):
-  """Returns the Tile of strip `c` of the keys."""
+  """Returns the `Tile` for strip `c` of the keys."""
   return Tile(
       columns[0],
       tokens.kv_positions[0, :, c * LANES : (c + 1) * LANES],
@@ -329,24 +329,24 @@ def strip_tile(columns, tokens, c, visible, dtype):
 
 
 def modified_scores(settings, tile, params, scores_NxqxS):
-  """Returns the encoding's scores of a strip, [N, q, 128]."""
+  """Returns a strip's scores after the score modifier, [N, q, 128]."""
   if settings.function is None:
     return scores_NxqxS
   return settings.function(params, scores_NxqxS, tile)
 
 
 class QuerySums:
-  """Gradients of queries, summed in HBM over the key blocks of a kernel's walk.
+  """Gradients of queries, accumulated in HBM over the blocks of keys.
 
-  Two slots in VMEM: while one block is added to, the one before it is written
-  back.
+  Double-buffered in VMEM: while one block accumulates, the previous block is
+  written back.
 
   Args:
-    block: index of a query block -> its ref in HBM.
+    block: maps the index of a query block to its ref in HBM.
     slots_ref: VMEM [2, *block], float32.
-    state_ref: SMEM [2]: the slot in use, and the block that the other slot is
-      being written to, or -1.
-    semaphores: of reading and of writing.
+    state_ref: SMEM [2]: the slot in use, and the index of the block that the
+      other slot is being written to, or -1.
+    semaphores: DMA semaphores for reading and for writing.
   """
 
   def __init__(self, block, slots_ref, state_ref, semaphores):
@@ -355,12 +355,12 @@ class QuerySums:
     self._state_ref = state_ref
     self._semaphores = semaphores
 
-  def start_walk(self):
+  def start(self):
     self._state_ref[0] = 0
     self._state_ref[1] = -1
 
   def add(self, i, gradient):
-    """Adds gradient(), computed while the sum so far arrives, to block i."""
+    """Adds gradient() to block i; computes it while the block is read."""
     slot = self._state_ref[0]
     pl.when(self._state_ref[1] == i)(self.finish_writing)
     reading = pltpu.make_async_copy(

@@ -1,9 +1,9 @@
-"""Attention as Pallas TPU kernels; the score modifier runs on tiles in VMEM.
+"""Pallas TPU kernels for attention with a score modifier: the forward kernel.
 
-A program holds the scores of all heads for a block of queries and a block of
-keys, calls the encoding's tile function on them, a strip of 128 keys at a time,
-and adds to the running softmax. This file has the forward kernel,
-`pallas_tpu_vjp.py` the backward kernel, `pallas_tpu_common.py` what both share.
+A program computes the scores of all heads for a block of queries and a block of
+keys in VMEM, applies the encoding's tile function to strips of 128 keys, and
+updates the online softmax. `backward.py` has the backward kernel, `common.py`
+the code that both share.
 """
 
 import functools
@@ -16,8 +16,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from dape_jax.attention import sharded
 from dape_jax.attention.mask import MASKED
-from dape_jax.attention.tpu import backward as pallas_tpu_vjp
-from dape_jax.attention.tpu import common as common
+from dape_jax.attention.tpu import common
+from dape_jax.attention.tpu.backward import backward
 from dape_jax.attention.tpu.common import LANES, Settings, Tokens
 from dape_jax.encodings.tile import ScoreMod
 
@@ -32,27 +32,27 @@ def unsupported(
     q_features: Any,
     kv_features: Any,
 ) -> str | None:
-  """Returns why the kernels do not do this call, in one line, or None."""
+  """Returns in one line why the kernels do not support a call, or None."""
   if q_features is not None or kv_features is not None:
-    return "the kernels take no features of tokens"
+    return "the kernels do not support token features"
   if score_mod is not None:
     name = type(score_mod.function).__name__
     if score_mod.scope == "row":
-      return f"{name} needs whole rows of scores, the kernels have tiles"
+      return f"{name} needs whole rows of scores, but the kernels use tiles"
     if not score_mod.function.in_kernel:
-      return f"{name} is not written to be traced inside a kernel"
+      return f"{name} cannot be traced inside a kernel"
     if score_mod.halo:
-      return f"{name} reads neighbouring keys, which the kernels do not hold"
+      return f"{name} uses neighboring keys, which the kernels do not load"
   for name, array in (("query", query), ("key", key), ("value", value)):
     if array.dtype not in (jnp.float32, jnp.bfloat16):
-      return f"{name} is {array.dtype}; the kernels take float32 and bfloat16"
+      return f"{name} is {array.dtype}; the kernels need float32 or bfloat16"
     if array.dtype != query.dtype:
       return f"query is {query.dtype} but {name} {array.dtype}"
   batch, num_queries = query.shape[:2]
   if num_queries < _MIN_QUERIES:
-    return f"{num_queries} queries fill too little of a tile"
+    return f"{num_queries} queries are fewer than {_MIN_QUERIES}"
   if sharded.is_left_to_compiler():
-    return f"a batch of {batch} does not divide over the devices of the mesh"
+    return f"a batch of {batch} is not divisible by the mesh's devices"
   return None
 
 
@@ -73,19 +73,19 @@ def pallas_attention(
     scale: float,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns attention of `api.attention`'s arguments and its log-sum-exp.
+  """Returns attention for `api.attention`'s arguments and its log-sum-exp.
 
-  Scores, bias and softmax are float32. On bfloat16 input the operands of all
-  matrix products, those of the score network included, are bfloat16, and
-  products are summed in float32. Memory beyond the result is linear in length.
+  Scores, bias and softmax are float32. For bfloat16 inputs all matrix products,
+  including the score network's, take bfloat16 operands and accumulate in
+  float32. Temporary memory is linear in the length.
 
   Args:
-    interpret: True runs the kernels on any machine, by their meaning;
-      `pltpu.InterpretParams` simulates a TPU and finds races, on one device.
+    interpret: True interprets the kernels, on any machine;
+      `pltpu.InterpretParams` simulates a TPU and detects races, on one device.
 
   Returns:
-    [B, T, N, Hv] in query's dtype and [B, T, N] float32; 0 and -1e30 where a
-    query sees nothing. Differentiable in both.
+    Output [B, T, N, Hv] in query's dtype and log-sum-exp [B, T, N] in float32;
+    0 and -1e30 for queries that see no key. Both are differentiable.
 
   Raises:
     NotImplementedError: see `unsupported`.
@@ -109,7 +109,7 @@ def pallas_attention(
     return padded.swapaxes(1, 2)
 
   def rows(x, block, absent):
-    # Positions that the batch shares stay one row, unless anything differs.
+    # Positions shared by the batch stay one row, unless other tokens differ.
     if x is None:
       return None
     x = jnp.atleast_2d(x).astype(jnp.int32)
@@ -139,16 +139,16 @@ def pallas_attention(
 
 
 def _block_of_keys(num_heads: int, num_keys: int) -> int:
-  """Returns how many keys a tile has.
+  """Returns the number of keys per tile.
 
-  Wide tiles take fewer steps, but much of them is hidden by causality in short
-  sequences, and the scores of many heads do not fit into VMEM.
+  Wide tiles take fewer steps, but causality masks much of them in short
+  sequences, and the scores of many heads do not fit in VMEM.
   """
   return 2 * LANES if num_keys >= 1024 and num_heads <= 16 else LANES
 
 
 def _forward(settings, batched, tokens, params):
-  """Returns out [B, N, T, Hv] and lse [B, N, T] by the forward kernel."""
+  """Runs the forward kernel; returns out [B, N, T, Hv] and lse [B, N, T]."""
   q_BxNxTxH, k_BxKxSxH, v_BxKxSxH = batched
   batch, num_heads, num_queries, head_dim = q_BxNxTxH.shape
   num_kv_heads, num_keys, value_dim = v_BxKxSxH.shape[1:]
@@ -236,10 +236,10 @@ def _forward_kernel(
     sum_ref,
     columns_ref,
 ):
-  """One block of queries meets one block of keys.
+  """Processes one block of queries and one block of keys.
 
-  Scratch: running peak, total weight and weighted sum of values of each query,
-  and the positions and ids of the queries as columns.
+  Scratch holds each query's running maximum, total weight and weighted sum of
+  values, and the positions and ids of the queries as columns.
   """
   del first, end
   b, i, j = (pl.program_id(axis) for axis in range(3))
@@ -280,8 +280,8 @@ def _forward_kernel(
         old_peak,
         functools.reduce(jnp.maximum, strips).max(axis=2, keepdims=True),
     )
-    # What is summed of a query before its first visible key has weight
-    # exp(MASKED - MASKED), and vanishes here when that key comes.
+    # Before a query's first visible key, masked keys have weight
+    # exp(MASKED - MASKED) = 1. The decay at that key removes them.
     decay = jnp.exp(old_peak - peak)
     weights = [jnp.exp(strip - peak) for strip in strips]
     total_ref[...] = decay * total_ref[...] + functools.reduce(
@@ -311,6 +311,4 @@ def _forward_kernel(
       lse_ref[0, n : n + 1, :] = lse[n].T[:1]
 
 
-_attention = common.differentiable(
-    _forward, pallas_tpu_vjp.backward, channel_axis=-1
-)
+_attention = common.differentiable(_forward, backward, channel_axis=-1)

@@ -1,9 +1,9 @@
-"""The backward Pallas TPU kernel of DAPE V2; its layout is in `_window`.
+"""Pallas TPU kernels for DAPE V2: the backward kernel.
 
-One pass as in `pallas_tpu_vjp.py`, with the way back through the convolutions
-written out: a transposed convolution is again one product of stacked channels.
-What a tile sends to the keys of its halo comes out in rows of its own and is
-added to those keys outside.
+A single pass as in `backward.py`, with the layout of `v2_window.py`. The
+gradient of the convolutions is explicit: a transposed convolution is also one
+product of stacked channels. Gradients of the halo's keys are separate output
+rows, which are added to those keys outside the kernel.
 """
 
 import functools
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from dape_jax.attention.tpu import common as common
+from dape_jax.attention.tpu import common
 from dape_jax.attention.tpu import v2_window as windows
 
 
@@ -21,14 +21,14 @@ def backward(settings, batched, tokens, params):
   """Returns gradients of queries, keys, values and parameters.
 
   Args:
-    settings: of the kernel.
+    settings: settings of the kernel.
     batched: q [B, N, H, T], k [B, K, S, H], v [B, K, S, Hv], the cotangent of
       out [B, N, Hv, T], lse [B, N, T], and delta [B, N, T]: the row sums of out
       times its cotangent, less the cotangent of lse.
     tokens, params: as in the forward kernel.
 
   Returns:
-    Those of q, k and v, and for each parameter [B, *its shape].
+    Gradients of q, k and v, and for each parameter [B, *its shape].
   """
   q_BxNxHxT, k_BxKxSxH, v_BxKxSxH, dout_BxNxHxT, lse_BxNxT, delta_BxNxT = (
       batched
@@ -125,7 +125,7 @@ def backward(settings, batched, tokens, params):
 
 
 def _summed(weights):
-  """Returns those of the weights that gradients are summed for."""
+  """Returns the weights whose gradients the kernel accumulates."""
   names = ("hidden", "hidden_bias", "output", "base")
   return {name: weights[name] for name in names}
 
@@ -155,9 +155,9 @@ def _backward_kernel(
     state_ref,
     semaphores,
 ):
-  """One block of keys meets one block of queries.
+  """Processes one block of keys and one block of queries.
 
-  Scratch: of `QuerySums`.
+  The scratch belongs to `QuerySums`.
   """
   del first, end, dq_in_ref
   b, j, i = (pl.program_id(axis) for axis in range(3))
@@ -170,7 +170,7 @@ def _backward_kernel(
   dq_sums = common.QuerySums(
       block_in_memory, dq_slots_ref, state_ref, semaphores
   )
-  pl.when((j == 0) & (i == 0))(dq_sums.start_walk)
+  pl.when((j == 0) & (i == 0))(dq_sums.start)
 
   @pl.when(i == 0)
   def _():
@@ -204,18 +204,18 @@ def _backward_kernel(
 
 
 def _tile_gradients(settings, window, blocks, rows, weights):
-  """Returns what a tile adds to gradients.
+  """Returns a tile's contributions to the gradients.
 
   Args:
-    settings: of the kernel.
-    window: of keys.
+    settings: settings of the kernel.
+    window: window of keys.
     blocks: q [N, H, t], k [K, rows, H], v [K, s, Hv] and dout [N, Hv, t].
     rows: lse and delta [N, 1, t].
-    weights: of the network.
+    weights: weights of the score network.
 
   Returns:
-    To those of scaled queries [N, H, t], window of scaled keys [K, rows, H],
-    values [K, s, Hv], and of the weights.
+    Gradients of the scaled queries [N, H, t], the window of scaled keys
+    [K, rows, H], the values [K, s, Hv] and the weights.
   """
   q, k, v, dout = blocks
   lse, delta = rows

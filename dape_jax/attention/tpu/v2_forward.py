@@ -1,9 +1,8 @@
-"""DAPE V2 as Pallas TPU kernels: convolutions along keys, in VMEM.
+"""Pallas TPU kernels for DAPE V2, with convolutions along keys: forward.
 
-As `pallas_tpu.py` does, a program holds the scores of all heads for a block of
-queries and a block of keys; here the tile lies the other way round and has a
-halo of keys, see `pallas_tpu_v2_window.py`. This file has the forward kernel,
-`pallas_tpu_v2_vjp.py` the backward kernel.
+As in `forward.py`, a program computes the scores of all heads for a block of
+queries and a block of keys in VMEM. Here the tile is transposed and has a halo
+of keys, see `v2_window.py`. `v2_backward.py` has the backward kernel.
 """
 
 import functools
@@ -15,11 +14,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from dape_jax.attention.mask import MASKED
-from dape_jax.attention.tpu import common as common
-from dape_jax.attention.tpu import forward as pallas_tpu
-from dape_jax.attention.tpu import v2_backward as pallas_tpu_v2_vjp
+from dape_jax.attention.tpu import common, forward
 from dape_jax.attention.tpu import v2_window as windows
 from dape_jax.attention.tpu.common import LANES, Settings, Tokens
+from dape_jax.attention.tpu.v2_backward import backward
 from dape_jax.encodings.dape_v2 import DapeV2Tile
 from dape_jax.encodings.tile import ScoreMod
 
@@ -32,18 +30,16 @@ def unsupported(
     q_features: Any,
     kv_features: Any,
 ) -> str | None:
-  """Returns why the kernels do not do this call, in one line, or None."""
+  """Returns in one line why the kernels do not support a call, or None."""
   if score_mod is None or not isinstance(score_mod.function, DapeV2Tile):
     return "the score modifier is not DAPE V2"
   function = score_mod.function
   if function.halo > LANES:
-    return f"kernel_size={function.kernel_size} reaches past a block of keys"
+    return f"kernel_size={function.kernel_size} exceeds a block of keys"
   base = None
   if function.base is not None:
     base = ScoreMod(score_mod.params["base"], function.base)
-  return pallas_tpu.unsupported(
-      query, key, value, base, q_features, kv_features
-  )
+  return forward.unsupported(query, key, value, base, q_features, kv_features)
 
 
 def pallas_attention(
@@ -63,7 +59,7 @@ def pallas_attention(
     scale: float,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns what `pallas_tpu.pallas_attention` does, for DapeV2.
+  """Returns what `forward.pallas_attention` does, for DAPE V2.
 
   Raises:
     NotImplementedError: see `unsupported`.
@@ -77,7 +73,7 @@ def pallas_attention(
   num_queries = query.shape[1]
 
   def tokens_padded(x, block, absent):
-    # Positions that the batch shares stay one row, unless anything differs.
+    # Positions shared by the batch stay one row, unless other tokens differ.
     if x is None:
       return None
     x = jnp.atleast_2d(x).astype(jnp.int32)
@@ -111,7 +107,7 @@ def pallas_attention(
 
 
 def _forward(settings, batched, tokens, params):
-  """Returns out [B, N, Hv, T] and lse [B, N, T] by the forward kernel."""
+  """Runs the forward kernel; returns out [B, N, Hv, T] and lse [B, N, T]."""
   q_BxNxHxT, k_BxKxSxH, v_BxKxSxH = batched
   batch, num_heads, head_dim, num_queries = q_BxNxHxT.shape
   num_kv_heads, num_keys, value_dim = v_BxKxSxH.shape[1:]
@@ -183,9 +179,10 @@ def _forward_kernel(
     total_ref,
     sum_ref,
 ):
-  """One block of queries meets one block of keys.
+  """Processes one block of queries and one block of keys.
 
-  Scratch: running peak, total weight and weighted sum of values of each query.
+  Scratch holds each query's running maximum, total weight and weighted sum of
+  values.
   """
   del first, end
   b, i, j = (pl.program_id(axis) for axis in range(3))
@@ -210,8 +207,8 @@ def _forward_kernel(
       v = windows.seen(v, visible, axis=1)
     old_peak = peak_ref[...]
     peak = jnp.maximum(old_peak, scores.max(axis=1, keepdims=True))
-    # What is summed of a query before its first visible key has weight
-    # exp(MASKED - MASKED), and vanishes here when that key comes.
+    # Before a query's first visible key, masked keys have weight
+    # exp(MASKED - MASKED) = 1. The decay at that key removes them.
     decay = jnp.exp(old_peak - peak)
     probabilities = jnp.exp(scores - peak)
     total_ref[...] = decay * total_ref[...] + probabilities.sum(
@@ -240,6 +237,4 @@ def _forward_kernel(
     lse_ref[0] = jnp.where(sees, peak + jnp.log(total), MASKED)
 
 
-_attention = common.differentiable(
-    _forward, pallas_tpu_v2_vjp.backward, channel_axis=2
-)
+_attention = common.differentiable(_forward, backward, channel_axis=2)

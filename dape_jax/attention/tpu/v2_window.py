@@ -1,15 +1,15 @@
-"""What the two Pallas TPU kernels of DAPE V2 share: windows of keys.
+"""Windows of keys, shared by the Pallas TPU kernels of DAPE V2.
 
-A tile has keys down its rows and queries along its lanes, [N, s, 128].
-Flattened for a matrix product, [N, s * 128], a pair and its neighbour at the
-next key lie 128 lanes apart, a whole register: a convolution along keys is one
-product of its kernel, [E, k C], with the channels at k offsets stacked, and
-nothing is shifted.
+A tile has keys as rows and queries as lanes, [N, s, 128]. Flattened for a
+matrix product, [N, s * 128], a pair and its neighbor at the next key are 128
+lanes apart, a whole register. A convolution along keys is then a single product
+of its kernel [E, k C] and the channels stacked at k offsets, without shifts
+within registers.
 
-A program holds a window of keys: those of its block, after them the `halo` last
-keys of the block before and first of the block after, and padding to whole
-sublanes. So tiles are independent of each other, whatever the order and the
-gaps in which they are visited.
+A program holds a window of keys: its block, then the last `halo` keys of the
+previous block, the first `halo` keys of the next block, and padding to whole
+sublanes. Tiles are therefore independent, and may be visited in any order and
+with gaps.
 """
 
 import functools
@@ -21,26 +21,28 @@ from jax.experimental import pallas as pl
 
 from dape_jax.attention import tiling
 from dape_jax.attention.mask import visible_mask
-from dape_jax.attention.tpu import common as common
+from dape_jax.attention.tpu import common
 from dape_jax.attention.tpu.common import LANES, Tokens
 from dape_jax.encodings.dape import NEGATIVE_SLOPE
 from dape_jax.encodings.pairwise import rounded
 from dape_jax.encodings.tile import Tile
 
 _SUBLANES = 8
-# Channels come in whole tiles of bfloat16, so that stacking them costs nothing.
+# Pad channels to whole tiles of bfloat16, so that stacking them costs nothing.
 _CHANNELS = 16
 
 
 class Layers(NamedTuple):
-  """The score network in a tile; C, M and k channels, P pairs.
+  """Activations of the score network in a tile.
+
+  C input channels, M hidden channels, kernel size k, P pairs.
 
   Attributes:
-    scores: what comes out, [N, s, 128].
-    inputs: [k C, P], stacked.
-    pre_activation: [M, P].
+    scores: the modified scores, [N, s, 128].
+    inputs: stacked inputs, [k C, P].
+    pre_activation: hidden layer before the activation, [M, P].
     exists: [1, P], 0 where the hidden layer is padding, or None.
-    hidden: [k M, P], stacked.
+    hidden: stacked hidden layer, [k M, P].
   """
 
   scores: jax.Array
@@ -51,20 +53,20 @@ class Layers(NamedTuple):
 
 
 class Window:
-  """Inside a kernel: the pairs of a block of queries and a window of keys.
+  """The pairs of a block of queries and a window of keys, inside a kernel.
 
   Attributes:
-    visible: [rows, 128] bool, or None where everything is.
+    visible: [rows, 128] bool, or None if all pairs are visible.
   """
 
   def __init__(self, settings, tokens, is_masked, dtype):
     """Reads positions and ids.
 
     Args:
-      settings: of the kernel.
-      tokens: refs, of the queries and of the window's keys.
-      is_masked: False where everything is visible.
-      dtype: of queries; operands of matrix products are rounded to it.
+      settings: settings of the kernel.
+      tokens: refs for the queries and the window's keys.
+      is_masked: False if all pairs are visible.
+      dtype: dtype of queries, to which operands of matrix products are rounded.
     """
     self._function = settings.function
     self._block = settings.block_kv
@@ -96,20 +98,20 @@ class Window:
     )
 
   def bias(self, base_params):
-    """Returns the base's bias [N, rows, 128], or None."""
+    """Returns the base encoding's bias [N, rows, 128], or None."""
     base = self._function.base
     if base is None:
       return None
     return base.bias(base_params, self._tile, jnp.float32)
 
   def masked(self, x_Nxsxt):
-    """Returns x [N, rows, 128], 0 where the query does not see the key."""
+    """Returns x [N, rows, 128] with 0 at invisible pairs."""
     if self.visible is None:
       return x_Nxsxt
     return jnp.where(self.visible[None], x_Nxsxt, 0)
 
   def network(self, weights, scores_Nxsxt, bias_Nxsxt):
-    """Returns Layers; see DapeV2Tile.
+    """Returns the score network's `Layers`; see `DapeV2Tile`.
 
     Args:
       weights: values of `network_weights`.
@@ -150,7 +152,7 @@ class Window:
   def network_vjp(self, weights, layers, dscores_Nxsxt):
     """Returns gradients of the inputs [C, rows, 128] and of the weights.
 
-    Of what goes through the network only, not beside it.
+    Excludes the residual connection around the network.
     """
     block, halo = self._block, self._halo
     num_heads = len(dscores_Nxsxt)
@@ -182,7 +184,7 @@ class Window:
   def _hidden_exists(self):
     """Returns 1 or 0 for each pair of the hidden layer, [1, P], or None.
 
-    See DapeV2Tile._hidden_exists.
+    See `DapeV2Tile._hidden_exists`.
     """
     if self.visible is None:
       return None
@@ -202,7 +204,7 @@ class Window:
     return exists
 
   def _flat(self, x_Cxsxt):
-    """Returns the channels, with padding, of all pairs [C, P] as operand."""
+    """Returns padded channels of all pairs, [C, P], in the operand dtype."""
     x = x_Cxsxt.astype(self._dtype)
     padding = -len(x) % _CHANNELS
     if padding:
@@ -210,7 +212,7 @@ class Window:
     return x.reshape(len(x), -1)
 
   def _in_order(self, x_CxP):
-    """Returns the pairs of a window, its keys in their order, no padding."""
+    """Returns a window's pairs with keys in order and without padding."""
     before = self._block * LANES
     after = before + self._halo * LANES
     end = after + self._halo * LANES
@@ -219,7 +221,7 @@ class Window:
     )
 
   def _out_of_order(self, x_CxP):
-    """Returns the pairs as `_in_order` took them, 0 in the padding."""
+    """Inverts `_in_order`, with 0 in the padding."""
     block = self._halo * LANES
     after = block + self._block * LANES
     padding = self._rows * LANES - x_CxP.shape[1]
@@ -229,12 +231,12 @@ class Window:
     return jnp.concatenate(parts, axis=1)
 
   def _between_zeros(self, x_CxP):
-    """Returns x with `halo` keys of zeros at either side."""
+    """Returns x with `halo` keys of zeros on each side."""
     zeros = jnp.zeros((len(x_CxP), self._halo * LANES), x_CxP.dtype)
     return jnp.concatenate([zeros, x_CxP, zeros], axis=1)
 
   def _stacked(self, x_CxP, num_keys):
-    """Returns the channels of k neighbouring keys as k times the channels."""
+    """Returns the channels of k neighboring keys stacked, [k C, P]."""
     return jnp.concatenate(
         [
             x_CxP[:, k * LANES : (k + num_keys) * LANES]
@@ -244,11 +246,11 @@ class Window:
 
 
 def dot(x, y, contract=None):
-  """Returns x y summed in float32, head by head if there are heads.
+  """Returns x y, accumulated in float32 and batched over heads, if any.
 
   Args:
     x, y: [s, h] and [h, t], or [N, s, h] and [N, h, t].
-    contract: the axis of x and that of y to sum over, if not h's.
+    contract: the axes of x and y to sum over; those of h by default.
   """
   heads = x.ndim - 2
   x_axis, y_axis = contract or (x.ndim - 1, heads)
@@ -273,26 +275,26 @@ def repeat_heads(x_KxSxH, num_heads):
 
 
 def seen(x, visible_sxt, axis):
-  """Returns x [N, s, H] (axis 1) or [N, H, t] (axis 2), 0 where unseen.
+  """Returns x [N, s, H] (axis 1) or [N, H, t] (axis 2) with 0 where unseen.
 
-  What takes no part may hold anything, NaN included: 0 * NaN is NaN.
+  Tokens without a visible pair may contain NaN, and 0 * NaN is NaN.
   """
   kept = visible_sxt.astype(jnp.float32).max(axis=2 - axis, keepdims=True)
   return jnp.where(kept[None] > 0, x.astype(jnp.float32), 0).astype(x.dtype)
 
 
-# Outside the kernels: what goes in and how it is cut.
+# Outside the kernels: their inputs and block specifications.
 
 
 class BlockSpecs:
-  """Where programs find their blocks.
+  """Block specifications of the kernels' inputs and outputs.
 
   Attributes:
-    tokens: specifications of `token_windows`.
+    tokens: specifications for `token_windows`.
   """
 
   def __init__(self, settings, tokens, *, q_index, kv_index):
-    """Takes functions (b, the program's other indices and scalars) -> block."""
+    """Takes functions from (b, other indices, *scalars) to a block index."""
     self._settings = settings
     self._q_index = q_index
     self._kv_index = kv_index
@@ -309,21 +311,21 @@ class BlockSpecs:
     self.tokens = Tokens(q, kv, q if has_ids else None, kv if has_ids else None)
 
   def queries(self, num_heads, width):
-    """Returns the specification of [B, N, width, T]."""
+    """Returns the specification for [B, N, width, T]."""
     return pl.BlockSpec(
         (1, num_heads, width, self._settings.block_q),
         lambda b, *i: (b, 0, 0, self._q_index(b, *i)),
     )
 
   def keys(self, num_heads, width):
-    """Returns the specification of [B, K, S, width]."""
+    """Returns the specification for [B, K, S, width]."""
     return pl.BlockSpec(
         (1, num_heads, self._settings.block_kv, width),
         lambda b, *i: (b, 0, self._kv_index(b, *i), 0),
     )
 
   def windows(self, num_heads, width):
-    """Returns the specification of [B, K, S / block, rows, width]."""
+    """Returns the specification for [B, K, S / block, rows, width]."""
     return pl.BlockSpec(
         (1, num_heads, None, _window_rows(self._settings), width),
         lambda b, *i: (b, 0, self._kv_index(b, *i), 0, 0),
@@ -331,24 +333,24 @@ class BlockSpecs:
 
 
 def _splits(function, dtype) -> bool:
-  """Returns whether operands are sums of two rounded numbers.
+  """Returns whether to split operands into sums of two rounded numbers.
 
-  ALiBi's bias reaches hundreds, where bfloat16 steps by 1 or 2, and what the
-  network makes of it cancels in part. Of the product of two such sums three
-  terms are taken, as more channels: rounded times rounded, rest times rounded,
-  rounded times rest. Scores are small, and on the way back nothing cancels.
+  ALiBi's bias reaches hundreds, where bfloat16 has a spacing of 1 or 2, and the
+  network's outputs partly cancel. The product of two split operands uses three
+  terms, as extra channels: rounded * rounded, rest * rounded, rounded * rest.
+  Scores are small and need no split, and nothing cancels in the backward pass.
   """
   return dtype != jnp.float32 and function.large_bias
 
 
 def network_weights(function, params, dtype):
-  """Returns the network's parameters as the stacked channels meet them.
+  """Returns the network's parameters in the layout of stacked channels.
 
   Returns:
-    hidden [M, k C], hidden_bias [M, 128] and output [N, k M], and for the way
-    back, with the offsets the other way round, hidden_back [C, k M] and
-    output_back [M, k N]; C, M and there N padded. `base` stays as it is. hidden
-    and output have more channels if operands are split.
+    hidden [M, k C], hidden_bias [M, 128] and output [N, k M]; for the backward
+    pass, with reversed offsets, hidden_back [C, k M] and output_back [M, k N];
+    and `base`, unchanged. C, M and, in output_back, N are padded. hidden and
+    output have extra channels if operands are split.
   """
   hidden_kxCxM = params["hidden_kernel"]
   output_kxMxN = _pad_channels(params["output_kernel"])
@@ -379,11 +381,12 @@ def network_weights(function, params, dtype):
 
 
 def params_of_weights(params, dweights):
-  """Returns gradients [B, *its shape] of each parameter, of those of weights.
+  """Converts gradients of the weights to gradients [B, *shape] of parameters.
 
   Args:
     params: the parameters.
-    dweights: [B, *its shape] of `network_weights`' first three, and `base`.
+    dweights: gradients [B, *shape] of `network_weights`' hidden, hidden_bias,
+      output and base.
   """
   size, num_inputs, width = params["hidden_kernel"].shape
   num_heads = params["output_kernel"].shape[-1]
@@ -429,7 +432,7 @@ def key_windows(settings, k_BxKxSxH):
 
 
 def sum_windows(settings, x_BxKxWxRxH):
-  """Returns [B, K, S, H], each key the sum of its rows in all windows."""
+  """Returns [B, K, S, H], where each key sums its rows in all windows."""
   halo, block = settings.function.halo, settings.block_kv
   x = x_BxKxWxRxH
   out = x[..., :block, :]
@@ -441,7 +444,7 @@ def sum_windows(settings, x_BxKxWxRxH):
 
 
 def token_windows(settings, tokens):
-  """Returns the tokens, those of keys as windows [P, S / block, 1, lanes]."""
+  """Returns tokens with those of keys as windows [P, S / block, 1, lanes]."""
 
   def windows(x_Px1xS, absent):
     if x_Px1xS is None:
@@ -457,10 +460,10 @@ def token_windows(settings, tokens):
 
 
 def visible_windows(settings, tokens, *, along_q):
-  """Returns `common.visible_blocks` with bounds of windows in third place.
+  """Returns `common.visible_blocks` with window bounds as the third scalar.
 
-  A tile must be visited if its block is seen, and needs no mask if all of its
-  window is.
+  A tile is visited if any pair of its block is visible, and needs no mask if
+  all pairs of its window are.
   """
   scalars, index = common.visible_blocks(settings, tokens, along_q=along_q)
 
@@ -481,12 +484,12 @@ def visible_windows(settings, tokens, *, along_q):
 
 
 def on_visible_window(settings, bounds, num_blocks, indices, tile: Any):
-  """Calls tile(is_masked) unless no query of the tile sees any key of it.
+  """Calls tile(is_masked) if the tile has a visible pair.
 
   Args:
-    settings: of the kernel.
-    bounds: scalar refs of query blocks, key blocks, and windows.
-    num_blocks: of queries and of keys in a batch element.
+    settings: settings of the kernel.
+    bounds: scalar refs for query blocks, key blocks and windows.
+    num_blocks: number of query blocks and of key blocks in a batch element.
     indices: (b, query block, key block) of the program.
     tile: the body.
   """
