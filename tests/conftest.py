@@ -1,9 +1,11 @@
-"""Eight virtual CPU devices; accidental rank promotion is an error.
+"""Eight emulated CPU devices; accidental rank promotion is an error.
 
-Programs are compiled without LLVM's optimisations: the tests' are small and run
-once, so that compiling them is most of the suite's time.
+Programs are compiled without LLVM's optimizations, and by XLA's older emitters
+where they still exist: the tests' programs are small and run once, so compilation
+takes most of the suite's time.
 """
 
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -15,6 +17,10 @@ os.environ["XLA_FLAGS"] = (
     + " --xla_force_host_platform_device_count=8"
     + " --xla_backend_optimization_level=0"
 )
+
+_JAXLIB = tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2]))
+if _JAXLIB < (0, 11):
+  os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 import jax
 import numpy as np
