@@ -16,11 +16,12 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_force_host_platform_device_count=8"
     + " --xla_backend_optimization_level=0"
+    + (
+        " --xla_cpu_use_fusion_emitters=false"
+        if importlib.metadata.version("jaxlib").startswith("0.10.")
+        else ""
+    )
 )
-
-_JAXLIB = tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2]))
-if _JAXLIB < (0, 11):
-  os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Position encodings, each a pure function of one tile of scores."""
+"""Position encodings as pure functions of one tile of scores."""
 
 from dape_jax.encodings.absolute import Learned, Sinusoidal
 from dape_jax.encodings.alibi import Alibi, alibi_slopes

@@ -1,4 +1,4 @@
-"""Absolute positions, added to the embedded tokens: sinusoidal and learned."""
+"""Absolute position encodings, sinusoidal and learned."""
 
 from typing import ClassVar
 
@@ -15,9 +15,9 @@ from dape_jax.errors import ConfigError
 def sinusoids(
     positions: jax.Array, width: int, dtype: jnp.dtype = jnp.float32
 ) -> jax.Array:
-  """Returns sin(i w_k) and cos(i w_k) in turn, [..., D].
+  """Returns interleaved sin(i w_k) and cos(i w_k), [..., D].
 
-  w_k = 10000^(-2k/D). Angles are exact far out, see `phases`.
+  w_k = 10000^(-2k/D). Angles are exact at large positions, see `phases`.
 
   Args:
     positions: int32, any shape.
@@ -44,14 +44,14 @@ class Sinusoidal(PositionalEncoding):
   """x_i + [sin(i w_0), cos(i w_0), sin(i w_1), ...], w_k = 10000^(-2k/D).
 
   x is the embedded token of position i and D its width. No parameters. Added in
-  float32, then rounded to x's dtype. The paper multiplies x by sqrt(D) before;
-  here x is taken as it comes. Keys after the query are like any other.
+  float32, then rounded to x's dtype. The paper first multiplies x by sqrt(D);
+  here x is used unchanged. Keys after the query are treated like any other.
 
   Source: Vaswani et al. 2017, section 3.5, arXiv 1706.03762.
   Extrapolates: hoped for.
 
   Attributes:
-    num_heads: N, of the model's attention; nothing here depends on it.
+    num_heads: N, heads of the model's attention; not used here.
   """
 
   num_heads: int
@@ -67,17 +67,17 @@ class Sinusoidal(PositionalEncoding):
 class Learned(PositionalEncoding):
   """x_i + table_i, for positions i below max_length.
 
-  x is the embedded token of position i; parameter `table` [max_length, D],
-  N(0, 0.02^2) at the start, made by `init` through `embed`. Added in float32,
-  then rounded to x's dtype. There is no row for a position of max_length or
-  more, or below 0: asking for one is an error, under jit too, on TPU NaN under jit (see
-  `checked_positions`). Keys after the query are like any other.
+  x is the embedded token of position i; parameter `table` [max_length, D], N(0,
+  0.02^2) at init, is created by `init` through `embed`. Added in float32, then
+  rounded to x's dtype. The table has no row for positions of max_length or
+  more, or below 0: they raise an error, under jit too, but NaN under jit on TPU
+  (see `checked_positions`). Keys after the query are treated like any other.
 
   Source: Gehring et al. 2017, section 3.1, arXiv 1705.03122.
   Extrapolates: no, max_length is a hard limit.
 
   Attributes:
-    num_heads: N, of the model's attention; nothing here depends on it.
+    num_heads: N, heads of the model's attention; not used here.
     max_length: rows of the table.
   """
 
@@ -105,13 +105,13 @@ class Learned(PositionalEncoding):
         positions,
         self.max_length,
         f"a learned table of max_length={self.max_length} has rows for 0 to"
-        f" {self.max_length - 1} only. Read shorter text, or train with a"
+        f" {self.max_length - 1} only. Use shorter text, or train with a"
         " larger max_length.",
         beside=x,
     )
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     table = jnp.asarray(table, dtype)
     positions = jnp.asarray(positions, jnp.int32)
-    # NaN for a position outside that the check let through.
+    # NaN for positions outside the table that the check could not reject.
     rows = table.at[positions].get(mode="fill", fill_value=jnp.nan)
     return _plus(x, rows)

@@ -44,7 +44,7 @@ class AlibiTile(AdditiveBias):
   def bias(self, params: Params, tile: Tile, dtype: jnp.dtype):
     del params
     distances = tile.distances().astype(dtype)
-    # Numbers of the program's text: a kernel holds no constant arrays.
+    # Python scalars: a kernel cannot hold constant arrays.
     slopes = alibi_slopes(self.num_heads).tolist()
     return jnp.stack([-slope * distances for slope in slopes])
 

@@ -1,4 +1,4 @@
-"""Encodings around another encoding: what they hand on to it."""
+"""Base classes of encodings that wrap another encoding."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from dape_jax.encodings.tile import (
 
 @dataclasses.dataclass(frozen=True)
 class TileAround(TileFunction):
-  """A tile function that calls the base's, or has none to call."""
+  """Tile function that wraps the base's tile function, if it has one."""
 
   base: TileFunction | None
 
@@ -42,7 +42,7 @@ class TileAround(TileFunction):
 
 
 class Around(PositionalEncoding):
-  """Does what its base does; subclasses change one step of it."""
+  """Wrapper that delegates to its base; subclasses override one step."""
 
   base: PositionalEncoding
 

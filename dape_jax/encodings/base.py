@@ -1,6 +1,6 @@
-"""What an encoding is: a module that holds parameters.
+"""Base class of all encodings, Linen modules that hold parameters.
 
-Its maths are pure functions, of one tile of scores above all (`tile`).
+The math is in pure functions, most of them of one tile of scores (see `tile`).
 """
 
 from typing import Any, ClassVar
@@ -14,7 +14,7 @@ from dape_jax.encodings.tile import ScoreMod, Tile
 
 
 class PositionalEncoding(nn.Module):
-  """Base of all encodings; holds parameters, the maths is in pure functions.
+  """Base class of all encodings; holds parameters only.
 
   A subclass has a field or property `num_heads` and overrides what it needs:
   `embed` (absolute encodings), `rotate` (the rotary family), `scale_query`,
@@ -22,8 +22,8 @@ class PositionalEncoding(nn.Module):
   (everything that acts on scores). `dape_jax.attend` calls all but `embed`.
 
   Attributes of the class or module:
-    is_absolute: acts on the model's embedded tokens, once, by `embed`.
-    key_features: float32 numbers per key that a cache keeps, K_f; 0 is none.
+    is_absolute: whether it acts on the embedded tokens (once, in `embed`).
+    key_features: K_f, float32 numbers that a cache stores per key; 0 for none.
   """
 
   is_absolute: ClassVar[bool] = False
@@ -52,9 +52,9 @@ class PositionalEncoding(nn.Module):
     return query, key
 
   def scale_query(self, query: jax.Array, num_visible: jax.Array) -> jax.Array:
-    """Returns query [B, T, N, H] scaled by how many keys each query sees.
+    """Returns query [B, T, N, H] scaled by the number of keys it attends to.
 
-    num_visible is int32 [T] or [B, T], and 0 for padding.
+    num_visible is int32 [T] or [B, T], 0 for padding.
     """
     del num_visible
     return query
@@ -68,34 +68,34 @@ class PositionalEncoding(nn.Module):
       segment_ids: jax.Array | None = None,
       previous: jax.Array | None = None,
   ) -> tuple[Any, jax.Array | None]:
-    """Returns the tile function's inputs of each query and of each key.
+    """Returns the per-query and per-key inputs of the tile function.
 
-    `init` through this method creates all parameters of an encoding.
+    `init` through this method creates all parameters of the encoding.
 
     Args:
       x: [B, T, D], the input of the projections to query, key and value.
       query, key: [B, T, N, H] and [B, T, K, H] of the same tokens, not rotated.
-      segment_ids: [B, T] int32; tokens of id 0 are padding and count nothing.
-      previous: [B, key_features] float32, the key features of the token before
-        these in the cache; None where there is none.
+      segment_ids: [B, T] int32; tokens with id 0 are padding and are ignored.
+      previous: [B, key_features] float32, key features of the last token in the
+        cache; None if there is none.
 
     Returns:
-      A tree of [B, T, ...] arrays, and [B, T, key_features], float32 or wider; or
-      None for either.
+      A tree of [B, T, ...] arrays, and [B, T, key_features], float32 or wider;
+      either may be None.
     """
     del x, query, key, segment_ids, previous
     return None, None
 
   def position_limit(self) -> int | None:
-    """Returns how many positions there are numbers for; None is no limit."""
+    """Returns the number of supported positions; None for no limit."""
     return None
 
   def sink(self) -> jax.Array | None:
-    """Returns one more logit of each head's softmax, [N], or None."""
+    """Returns an extra logit for each head's softmax, [N], or None."""
     return None
 
   def score_mod(self) -> ScoreMod | None:
-    """Returns what `attention` takes, or None if scores stay as they are."""
+    """Returns the score modifier for `attention`; None leaves scores as is."""
     return None
 
   def bias(
@@ -105,9 +105,9 @@ class PositionalEncoding(nn.Module):
       q_features: Any = None,
       kv_features: Any = None,
   ) -> TileScores:
-    """Returns the static part B [N, t, s] in float32, for plots and tests.
+    """Returns the static bias B [N, t, s] in float32, for plots and tests.
 
-    Features are those of one batch element.
+    The features are those of one batch element.
     """
     score_mod = self.score_mod()
     bias = None
@@ -126,7 +126,7 @@ class PositionalEncoding(nn.Module):
 
 
 def symmetric_uniform(fan_in: int):
-  """Returns the initialiser U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+  """Returns the initializer U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
   limit = fan_in**-0.5
 
   def init(key, shape, dtype=jnp.float32):

@@ -9,13 +9,13 @@ class Cable(RunningSum):
   """B_h(i, j) = c_i - c_j, c_i = -sum_{k <= i} softplus(x_k W + b)_h.
 
   x is the input of the projections; W [D, N] ~ N(0, 0.02^2) and b [N] = 0 at
-  init. This is the authors' released code. The paper's formula is another,
-  g(x_i) (c_i - c_j) with ReLU instead of softplus, which the release does not
-  compute. Released form and FoX are the same family, since -softplus(y) =
+  init. This follows the authors' released code. The paper has a different
+  formula, g(x_i) (c_i - c_j) with ReLU instead of softplus, which the release
+  does not compute. The released form is FoX's family, since -softplus(y) =
   log sigmoid(-y). Departure: the release does not divide q . k by sqrt(H); here
-  scores are scaled as with every encoding.
+  scores are scaled as for every encoding.
 
-  Rounding, packed documents and keys after the query: as `Fox`.
+  Rounding, packed documents and keys after the query are as in `Fox`.
 
   Source: Veisi et al. 2025, arXiv 2503.08067, the released code.
   Extrapolates: yes.

@@ -24,10 +24,10 @@ def contextual_positions(
 ) -> TileScores:
   """Returns p_ij = min(sum_{k >= j} sigmoid(S_ik), highest), [N, t, s].
 
-  The sum is over the keys that query i sees, from slot j on; `scores` are whole
-  rows.
+  The sum is over the keys visible to query i, from slot j on. `scores` must be
+  whole rows.
   """
-  # The inner where keeps NaN of a key that is not seen out of the gradient.
+  # The inner where keeps NaN of invisible keys out of the gradient.
   gates = jax.nn.sigmoid(jnp.where(visible[None], scores, 0))
   gates = jnp.where(visible[None], gates, 0)
   positions = jax.lax.cumsum(gates, axis=2, reverse=True)
@@ -59,7 +59,7 @@ class CopeTile(TileFunction):
   scope: ClassVar[str] = "row"
 
   def bias(self, params: Params, tile: Tile, dtype: jnp.dtype) -> None:
-    del params, tile, dtype  # all that is added depends on the scores
+    del params, tile, dtype  # everything added depends on the scores
 
   def __call__(
       self, params: Params, scores: TileScores, tile: Tile
@@ -75,25 +75,25 @@ class CopeTile(TileFunction):
 class Cope(PositionalEncoding):
   """A_h(i, j) = S_h(i, j) + (q_i . e)(p_ij), p_ij = sum_{k=j..i} g_ik.
 
-  The position of a key is counted in gates g_ik = sigmoid(S_h(i, k)) that the
-  query opens, up to n_max - 1; between integers the products of the query with
-  two embeddings are interpolated. q is neither scaled nor rotated; the table
-  e [H, n_max] is 0 at init and shared by the heads. The gates take the scaled
-  scores, as in DAPE's released code (the paper writes q . k). Everything is
-  float32, whatever the dtype of q.
+  The position of a key is the sum of the query's gates g_ik = sigmoid(S_h(i,
+  k)), at most n_max - 1. Between integers, the products of the query with two
+  embeddings are interpolated linearly. q is neither scaled nor rotated; the
+  table e [H, n_max] is 0 at init and shared by the heads. The gates take the
+  scaled scores, as in DAPE's released code (the paper writes q . k). Everything
+  is float32, whatever the dtype of q.
 
-  p needs whole rows of scores: memory of a tile grows with the number of keys,
-  and there is no static bias. The keys of a document stand in order of position
-  in the row or the cache, which p follows. Keys that are not visible (other
-  documents, padding, outside a window) count nothing. Without a causal mask p
-  is the sum over all visible keys from j on, also those after the query.
+  p needs whole rows of scores, so the memory of a tile grows with the number of
+  keys, and there is no static bias. The keys of a document must be in order of
+  position in the row or the cache. Invisible keys (other documents, padding,
+  outside a window) do not count. Without a causal mask, p sums over all visible
+  keys from j on, including those after the query.
 
   Source: Golovneva et al. 2024, section 4, arXiv 2405.18719.
   Extrapolates: yes.
 
   Attributes:
     num_heads: N.
-    max_position: n_max, how many positions have an embedding.
+    max_position: n_max, number of positions with an embedding.
   """
 
   num_heads: int

@@ -1,9 +1,9 @@
 """DAPE (arXiv 2405.14722) around any additive base.
 
-A small network of the scores S and the base's bias B, which mixes all heads, is
-added to both. Its last bias is left out: it adds one number to a whole row, which
-softmax cancels, so its exact gradient is 0 and Adam would turn rounding noise
-into full-size steps.
+DAPE adds a small network of the scores S and the base's bias B, which mixes all
+heads, to both. The network has no output bias: it would add a constant to each
+row, which softmax cancels, so its exact gradient is 0 and Adam would turn
+rounding noise into full-size steps.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ FORMS = ("concat_residual", "concat", "add_residual", "static")
 class DapeTile(TileAround):
   """A = S + B + f([S; B]), f a two-layer network over heads at each (i, j).
 
-  `form` as of `Dape`; without a base there is no B.
+  See `Dape` for `form`; without a base there is no B.
   """
 
   form: str = "concat_residual"
@@ -56,8 +56,7 @@ class DapeTile(TileAround):
         split=self.large_bias,
     )
     bias = self.bias(params, tile, dtype)
-    # Channels of flat pairs throughout: in a kernel each change of shape moves
-    # every number.
+    # Keep pairs flat throughout: in a kernel every reshape moves all data.
     inputs = scores.reshape(len(scores), -1)
     if bias is not None:
       bias = bias.reshape(len(bias), -1)
@@ -75,10 +74,10 @@ class DapeTile(TileAround):
 
 
 class AroundAdditive(Around):
-  """What Dape and DapeV2 share: the base's bias and the network's parameters.
+  """Base class of Dape and DapeV2: wraps a base, holds the network.
 
   Attributes:
-    base: an encoding that adds a bias, or none.
+    base: an encoding that adds a bias or leaves the scores unchanged.
     width: M, hidden units of the network.
   """
 
@@ -99,11 +98,11 @@ class AroundAdditive(Around):
     return ()
 
   def _inputs_per_head(self, has_bias: bool) -> int:
-    """Returns how many channels of each head the network reads."""
+    """Returns the number of input channels per head."""
     return 2 if has_bias else 1
 
   def _has_hidden_zeros(self) -> bool:
-    """Returns whether as many inputs again are 0 and left out."""
+    """Returns whether half of the inputs are 0 and omitted."""
     return False
 
   def _function(self, base: TileFunction | None) -> TileFunction:
@@ -143,23 +142,24 @@ class AroundAdditive(Around):
 class Dape(AroundAdditive):
   """A = S + B + f([S; B]), f a network over all heads at each (i, j).
 
-  f is Linear(2N, M), LeakyReLU(0.01), Linear(M, N); over NoPE and RoPE there is no
-  B and f has N inputs. Initial values U(-1/sqrt(fan_in), 1/sqrt(fan_in)), so f is
-  not zero at the start. Departure: no last bias (see the module's docstring). Keys
-  after the query: as the base.
+  f is Linear(2N, M), LeakyReLU(0.01), Linear(M, N). Around NoPE and RoPE there
+  is no B and f has N inputs. Parameters start at U(-1/sqrt(fan_in),
+  1/sqrt(fan_in)), so f is not zero at init. Departure: no output bias (see the
+  module docstring). Keys after the query are treated as by the base.
 
   The forms of the paper's ablation:
     "concat_residual": S + B + f([S; B]), the default.
     "concat": S + f([S; B]).
     "add_residual": S + B + f(S + B), N inputs.
     "static": S + B + f(B), the control that cannot adapt to the data. f is the
-      same network with S replaced by 0, whose rows are left out.
+      same network with S replaced by 0; the rows for S are omitted.
 
   Source: Zheng et al. 2024, equation 4 and section 5, arXiv 2405.14722.
   Extrapolates: yes, with a base that does.
 
   Attributes:
-    base: an encoding that adds a bias, or none; `Dape(KerpleLog(num_heads=12))`.
+    base: an encoding that adds a bias or leaves the scores unchanged, for
+      example `Dape(KerpleLog(num_heads=12))`.
     width: M.
     form: see above.
   """

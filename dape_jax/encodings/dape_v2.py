@@ -1,6 +1,6 @@
 """DAPE V2 (arXiv 2410.04798) around any base: attention maps as images.
 
-As DAPE (see `dape`), with a network that also sees the neighbouring keys.
+Like DAPE (see `dape`), with a network that also sees neighboring keys.
 """
 
 import dataclasses
@@ -65,10 +65,10 @@ class DapeV2Tile(TileAround):
     return total[..., self.halo : scores.shape[-1] - self.halo] + out
 
   def _hidden_exists(self, tile: Tile, visible: jax.Array) -> jax.Array:
-    """Returns which hidden columns are not padding, [t, s + 2 pad].
+    """Returns the mask of hidden columns that are not padding, [t, s + 2 pad].
 
-    Left of the document (or window) the hidden layer is padded with zeros.
-    Right of the query it goes on, with inputs 0.
+    The hidden layer is zero-padded left of the document (or window). Right of
+    the query it is computed from inputs of 0.
     """
     pad = self.kernel_size // 2
     width = visible.shape[-1] - 2 * pad
@@ -82,29 +82,29 @@ class DapeV2Tile(TileAround):
 
 
 class DapeV2(AroundAdditive):
-  """A = S + B + g([S; B]), g a network that sees neighbouring keys too.
+  """A = S + B + g([S; B]), g a network that also sees neighboring keys.
 
   g is two convolutions of odd width k along the keys, 2N -> M -> N channels,
-  with LeakyReLU(0.01) between, over entries that are 0 where the query does not
-  see the key. An output reaches k - 1 keys to each side, never past the query
-  or out of its document. Keys of a document stand side by side in order of
-  position: batches of unequal prompts that go on into a cache are padded at the
-  left, since padding between a prompt and what follows it would part them.
-  Without a bias, over NoPE and RoPE, g has N inputs. Initial values as DAPE's.
-  Departure: no last bias (see `dape`). Keys after the query: as the base, and
-  the convolutions then reach to both sides.
+  with LeakyReLU(0.01) in between. Inputs are 0 where the key is not visible to
+  the query. An output depends on up to k - 1 keys on each side, never past the
+  query or outside its document. The keys of a document must be contiguous and
+  in order of position: left-pad prompts of unequal length that continue from a
+  cache, since padding between a prompt and its continuation would separate
+  them. Around NoPE and RoPE, which have no bias, g has N inputs. Initial values
+  are DAPE's. Departure: no output bias (see `dape`). Keys after the query are
+  treated as by the base, and the convolutions then reach to both sides.
 
   Source: Zheng et al. 2024, section 3, arXiv 2410.04798.
   Extrapolates: yes, with a base that does.
 
   Attributes:
-    base: an encoding that adds a bias, or none.
+    base: an encoding that adds a bias or leaves the scores unchanged.
     width: M.
     kernel_size: k, odd.
     edge: "extend" computes the hidden layer beyond the query as if the sequence
-      went on, so that a row does not depend on what follows and cached decoding
-      equals training. "zero" is the released code: zeros beyond the last key of
-      the matrix.
+      continued, so that a row does not depend on later tokens and cached
+      decoding equals training. "zero" follows the released code: zeros beyond
+      the last key of the matrix.
   """
 
   kernel_size: int = 3

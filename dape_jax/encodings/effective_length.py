@@ -1,4 +1,4 @@
-"""How far the heads of a static bias see (KERPLE, arXiv 2205.09921, A.5)."""
+"""Effective length of a static bias (KERPLE, arXiv 2205.09921, A.5)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,15 +17,15 @@ def bias_of_distances(
     variables: Mapping[str, Any],
     query_position: int,
 ) -> Callable[[np.ndarray], jax.Array]:
-  """Returns the function of int distances [n] that gives biases [N, n].
+  """Returns a function from int distances [n] to biases [N, n].
 
-  The biases of one query for the keys before it. Of most encodings they are
-  those of any query; FIRE's depend on its position.
+  The biases are those of one query for the keys before it. For most encodings
+  they are the same for every query; FIRE's depend on the query's position.
 
   Args:
-    encoding: with a static bias.
-    variables: of the encoding, {"params": ...}.
-    query_position: the query's, and so the largest distance.
+    encoding: encoding with a static bias.
+    variables: variables of the encoding, {"params": ...}.
+    query_position: position of the query, and so the largest distance.
   """
 
   @jax.jit
@@ -47,19 +47,20 @@ def effective_lengths(
 ) -> np.ndarray:
   """Returns the smallest distance at which each head's bias is below -2, [N].
 
-  From there on the head hardly attends. Where the bias stays above up to and
-  including max_distance, the result is max_distance + 1.
+  The head hardly attends to keys beyond it. If the bias stays above the level
+  up to and including max_distance, the result is max_distance + 1.
 
   Args:
-    bias: int distances [n] to biases [N, n]; see `bias_of_distances`.
-    max_distance: the largest distance to look at.
-    level: what the bias falls below.
-    chunk: distances at once; memory is N times this many numbers.
+    bias: function from int distances [n] to biases [N, n], see
+      `bias_of_distances`.
+    max_distance: largest distance to search.
+    level: threshold of the bias.
+    chunk: distances per call; memory is N times this number.
   """
   lengths = None
   chunk = min(chunk, max_distance + 1)
   for start in range(0, max_distance + 1, chunk):
-    # Always as many, so that a compiled function is compiled once.
+    # A fixed number of distances, so that `bias` is compiled once.
     distances = np.minimum(np.arange(start, start + chunk), max_distance)
     below = np.asarray(bias(distances)) < level
     if lengths is None:

@@ -38,15 +38,15 @@ def fire_bias(
 
   x = log(|c (i - j)| + 1) / (log(|c max(i, |m L0|)| + 1) + 1e-6), where i is
   the 0-based position of the query within its document (arXiv 2310.04418,
-  equation 4 and appendix listing). The listing's normaliser is kept, epsilon
-  outside the logarithm.
+  equation 4 and appendix listing). This keeps the normalizer of the listing,
+  with epsilon outside the logarithm.
 
   Args:
     params: c and m, scalars; kernel_k [in, out] and bias_k [out] of the MLP.
-    tile: positions.
+    tile: tile with the positions.
     threshold: L0, in tokens.
-    negative_slope: of the MLP's LeakyReLU; 0 is ReLU.
-    dtype: of the computation.
+    negative_slope: slope of the MLP's LeakyReLU; 0 is ReLU.
+    dtype: compute dtype.
   """
   params = jax.tree.map(lambda x: x.astype(dtype), params)
   c = params["c"]
@@ -81,11 +81,12 @@ class FireTile(AdditiveBias):
 class Fire(PositionalEncoding):
   """B_h(i, j) = MLP_h(log(|c (i - j)| + 1) / log(|c max(i, |m L0|)| + 1)).
 
-  See `fire_bias` for the exact formula. c = 0.1 and m = 1 at init are learned, the
-  MLP starts at U(-1/sqrt(fan_in), 1/sqrt(fan_in)). The released modules have one
-  hidden layer, the paper's formula two. FIRE-S is one set of parameters for all
-  layers (`ModelConfig.share_encoding`). A key after the query has the distance
-  j - i over the same normaliser, so that the quotient may pass 1.
+  See `fire_bias` for the exact formula. c and m are learned, 0.1 and 1 at init;
+  the MLP starts at U(-1/sqrt(fan_in), 1/sqrt(fan_in)). The released modules
+  have one hidden layer, the paper's formula two. FIRE-S shares one set of
+  parameters between layers (`ModelConfig.share_encoding`). A key after the
+  query has distance j - i over the same normalizer, so the quotient may exceed
+  1.
 
   Source: Li et al. 2024, equation 4, arXiv 2310.04418.
   Extrapolates: yes.
@@ -95,8 +96,8 @@ class Fire(PositionalEncoding):
     threshold: L0 in tokens, fixed; the learned factor m (1 at init) scales it.
     fire_width: hidden width of the MLP.
     fire_layers: hidden layers of the MLP, 1 or 2.
-    negative_slope: of the hidden units; 0 (ReLU) as published, 0.01 inside
-      DAPE-FIRE's released code.
+    negative_slope: slope of the hidden units; 0 (ReLU) as published, 0.01
+      inside DAPE-FIRE's released code.
   """
 
   num_heads: int

@@ -2,8 +2,8 @@
 
 arXiv 2205.09921. The paper writes the bias inside 1/sqrt(d); here, as in all
 released code, it is added to the scaled scores, so r1 is the paper's / sqrt(d).
-Here are what the variants share and the logarithmic ones;
-`kerple_power_family` has the others.
+This module has the logarithmic variants and the code common to all;
+`kerple_power_family` has the other variants.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ AFTER = "_after"
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-  """Of one parameter: U[0, initial) at init, within [0.01, maximum] on use."""
+  """Range of a parameter: U[0, initial) at init, [0.01, maximum] on use."""
 
   initial: float
   maximum: float | None = None
@@ -42,7 +42,7 @@ EXPONENT = Range(initial=2.0, maximum=2.0)
 def projected(
     x: jax.Array, minimum: float, maximum: float | None = None
 ) -> jax.Array:
-  """Returns x, at least minimum and at most maximum, with the gradient of x.
+  """Returns x clamped to [minimum, maximum], with the gradient of x.
 
   The released code projects the parameter's data in place, so the gradient
   passes straight through the clamp.
@@ -56,15 +56,15 @@ def projected(
 def power(distances: jax.Array, exponents: jax.Array) -> jax.Array:
   """Returns distances^exponents for distances 0, 1, 2, ..., with 0^p = 0.
 
-  One logarithm for all heads. Its argument is never 0, so that the gradient
-  with respect to the exponent is 0 at distance 0, and not 0 times infinity.
+  Computes one logarithm for all heads. Its argument is never 0, so the gradient
+  with respect to the exponent is 0 at distance 0 instead of 0 times infinity.
   """
   logs = jnp.log(jnp.maximum(distances, 1))
   return jnp.where(distances > 0, jnp.exp(exponents * logs), 0)
 
 
 def _log_bias(scales, factors, lengths):
-  # Not log1p: the sum's rounding is far below the bias's use, and costs less.
+  # Cheaper than log1p; the rounding of the sum is negligible here.
   return -scales * jnp.log(1 + factors * lengths)
 
 
@@ -82,10 +82,10 @@ def kerple_log_bias(
 
 @dataclasses.dataclass(frozen=True)
 class KerpleTile(TileFunction):
-  """What the variants share: their parameters, one number each per head.
+  """Base class of the variants' tile functions, with parameters per head.
 
   Class attributes:
-    ranges: name of each parameter, in the order of `values`, and its Range.
+    ranges: Range of each parameter by name, in the order of `values`.
   """
 
   two_sided: bool = False
@@ -95,14 +95,14 @@ class KerpleTile(TileFunction):
 
   @classmethod
   def names(cls, two_sided: bool) -> list[str]:
-    """Returns the names of all parameters, the usual ones first."""
+    """Returns all parameter names, those with suffix last."""
     suffixes = ("", AFTER) if two_sided else ("",)
     return [name + suffix for suffix in suffixes for name in cls.ranges]
 
   def values(
       self, params: Params, tile: Tile, dtype: jnp.dtype
   ) -> list[jax.Array]:
-    """Returns |i - j| [1, t, s], and each parameter ready to go with it."""
+    """Returns |i - j| [1, t, s] and the parameters, broadcastable to it."""
 
     def in_range(name, suffix):
       x = params[name + suffix].astype(dtype)
@@ -119,11 +119,11 @@ class KerpleTile(TileFunction):
 
 
 class Kerple(PositionalEncoding):
-  """Base of the variants' modules: holds the parameters of their tile function.
+  """Base class of the variants; holds the parameters of the tile function.
 
   Attributes:
     num_heads: N.
-    two_sided: parameters of their own for keys after the query.
+    two_sided: learns separate parameters for keys after the query.
   """
 
   num_heads: int
@@ -133,7 +133,7 @@ class Kerple(PositionalEncoding):
 
   def setup(self):
     ranges = self.tile.ranges
-    # The usual ones first: their initial values are then those of one side.
+    # The unsuffixed ones first, so that two_sided keeps their initial values.
     self.values = {
         name: self.param(
             name,
@@ -173,8 +173,8 @@ class KerpleLog(Kerple):
 
   Attributes:
     num_heads: N.
-    two_sided: r1_after and r2_after, learned too, for keys after the query;
-      under a causal mask it changes nothing.
+    two_sided: learns r1_after and r2_after for keys after the query; no effect
+      under a causal mask.
   """
 
   tile: ClassVar[type[KerpleTile]] = KerpleLogTile
@@ -199,18 +199,18 @@ class Kerple3ParaLog(Kerple):
   """B_h(i, j) = -r1_h log(1 + r2_h (i - j)^r3_h).
 
   Learned r1, r2 and r3, one each per head, not below 0.01 on use and r3 not
-  above 2 (the gradient passes straight through). Neither paper nor code gives
-  initial values; here r1 ~ U[0, 2), r2 ~ U[0, 1) and r3 ~ U[0, 2). The paper
-  shares one set between layers (`ModelConfig.share_encoding`). For a key after
-  the query the distance is |i - j|.
+  above 2 (the gradient passes straight through). Neither the paper nor the code
+  gives initial values; here r1 ~ U[0, 2), r2 ~ U[0, 1) and r3 ~ U[0, 2). The
+  paper shares one set between layers (`ModelConfig.share_encoding`). For a key
+  after the query the distance is |i - j|.
 
   Source: Chi et al. 2022, section 5.3 (3-para-log), arXiv 2205.09921.
   Extrapolates: yes.
 
   Attributes:
     num_heads: N.
-    two_sided: parameters of their own (r1_after, ...) for keys after the query;
-      under a causal mask it changes nothing.
+    two_sided: learns separate parameters (r1_after, ...) for keys after the
+      query; no effect under a causal mask.
   """
 
   tile: ClassVar[type[KerpleTile]] = Kerple3ParaLogTile

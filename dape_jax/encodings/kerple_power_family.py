@@ -1,7 +1,7 @@
 """KERPLE's variants with a power of the distance (arXiv 2205.09921).
 
-The power is a bias, or stands in an exponential that is a bias or a factor of
-the scores.
+The power is either a bias, or the exponent of a bias or of a factor that
+multiplies the scores.
 """
 
 import dataclasses
@@ -46,8 +46,8 @@ class KerplePower(Kerple):
 
   Attributes:
     num_heads: N.
-    two_sided: r1_after and r2_after, learned too, for keys after the query;
-      under a causal mask it changes nothing.
+    two_sided: learns r1_after and r2_after for keys after the query; no effect
+      under a causal mask.
   """
 
   tile: ClassVar[type[KerpleTile]] = KerplePowerTile
@@ -68,18 +68,18 @@ class Kerple2ParaBias(Kerple):
   """B_h(i, j) = r1_h exp(-r2_h (i - j)^2).
 
   Learned r1 and r2, one each per head, not below 0.01 on use (the gradient
-  passes straight through). Neither paper nor code gives initial values; here
-  r1 ~ U[0, 2) and r2 ~ U[0, 1). The paper shares one set between layers
-  (`ModelConfig.share_encoding`). For a key after the query the distance is
-  |i - j|.
+  passes straight through). Neither the paper nor the code gives initial values;
+  here r1 ~ U[0, 2) and r2 ~ U[0, 1). The paper shares one set between layers
+  (`ModelConfig.share_encoding`). For a key after the query the distance is |i -
+  j|.
 
   Source: Chi et al. 2022, appendix A.3 (2-para-bias), arXiv 2205.09921.
-  Extrapolates: no, the authors found.
+  Extrapolates: no, according to the authors.
 
   Attributes:
     num_heads: N.
-    two_sided: r1_after and r2_after, learned too, for keys after the query;
-      under a causal mask it changes nothing.
+    two_sided: learns r1_after and r2_after for keys after the query; no effect
+      under a causal mask.
   """
 
   tile: ClassVar[type[KerpleTile]] = Kerple2ParaBiasTile
@@ -104,18 +104,18 @@ class Kerple3ParaBias(Kerple):
   """B_h(i, j) = r1_h exp(-r2_h (i - j)^r3_h).
 
   Learned r1, r2 and r3, one each per head, not below 0.01 on use and r3 not
-  above 2 (the gradient passes straight through). Neither paper nor code gives
-  initial values; here r1 ~ U[0, 2), r2 ~ U[0, 1) and r3 ~ U[0, 2). The paper
-  shares one set between layers (`ModelConfig.share_encoding`). For a key after
-  the query the distance is |i - j|.
+  above 2 (the gradient passes straight through). Neither the paper nor the code
+  gives initial values; here r1 ~ U[0, 2), r2 ~ U[0, 1) and r3 ~ U[0, 2). The
+  paper shares one set between layers (`ModelConfig.share_encoding`). For a key
+  after the query the distance is |i - j|.
 
   Source: Chi et al. 2022, appendix A.3 (3-para-bias), arXiv 2205.09921.
-  Extrapolates: no, the authors found.
+  Extrapolates: no, according to the authors.
 
   Attributes:
     num_heads: N.
-    two_sided: parameters of their own (r1_after, ...) for keys after the query;
-      under a causal mask it changes nothing.
+    two_sided: learns separate parameters (r1_after, ...) for keys after the
+      query; no effect under a causal mask.
   """
 
   tile: ClassVar[type[KerpleTile]] = Kerple3ParaBiasTile
@@ -123,7 +123,7 @@ class Kerple3ParaBias(Kerple):
 
 @dataclasses.dataclass(frozen=True)
 class WeightTile(KerpleTile):
-  """A = S W + B: the variants that multiply the scores."""
+  """A = S W + B, for the variants that multiply the scores."""
 
   def weight_and_bias(
       self, params: Params, tile: Tile, dtype: jnp.dtype
@@ -171,15 +171,15 @@ class KerpleBiasWht(Kerple):
   each per head, not below 0.01 on use and exponents not above 2 (the gradient
   passes straight through). The paper shares one set between layers
   (`ModelConfig.share_encoding`). For a key after the query the distance is
-  |i - j|. It is no bias alone: the bias of plots is its second term.
+  |i - j|. Plots of the bias show the second term.
 
   Source: Chi et al. 2022, section 5.3 (bias+wht), arXiv 2205.09921.
   Extrapolates: yes.
 
   Attributes:
     num_heads: N.
-    two_sided: parameters of their own (r1_after, ...) for keys after the query;
-      under a causal mask it changes nothing.
+    two_sided: learns separate parameters (r1_after, ...) for keys after the
+      query; no effect under a causal mask.
   """
 
   tile: ClassVar[type[KerpleTile]] = KerpleBiasWhtTile
@@ -202,15 +202,15 @@ class Kerple1ParaWht(Kerple):
   Learned r1, one per head, not below 0.01 on use (the gradient passes straight
   through), U[0, 1) at init like the factor of the released code's weight. The
   paper shares one set between layers (`ModelConfig.share_encoding`). For a key
-  after the query the distance is |i - j|. There is no bias to plot.
+  after the query the distance is |i - j|. It has no bias to plot.
 
   Source: Chi et al. 2022, appendix A.3 (1-para-wht), arXiv 2205.09921.
-  Extrapolates: limited, the authors found.
+  Extrapolates: to a limited extent, according to the authors.
 
   Attributes:
     num_heads: N.
-    two_sided: r1_after, learned too, for keys after the query; under a causal
-      mask it changes nothing.
+    two_sided: learns r1_after for keys after the query; no effect under a
+      causal mask.
   """
 
   tile: ClassVar[type[KerpleTile]] = Kerple1ParaWhtTile
@@ -234,15 +234,15 @@ class Kerple2ParaWht(Kerple):
   head, not below 0.01 on use and r2 not above 2 (the gradient passes straight
   through). The paper shares one set between layers
   (`ModelConfig.share_encoding`). For a key after the query the distance is
-  |i - j|. There is no bias to plot.
+  |i - j|. It has no bias to plot.
 
   Source: Chi et al. 2022, appendix A.3 (2-para-wht), arXiv 2205.09921.
-  Extrapolates: limited, the authors found.
+  Extrapolates: to a limited extent, according to the authors.
 
   Attributes:
     num_heads: N.
-    two_sided: r1_after and r2_after, learned too, for keys after the query;
-      under a causal mask it changes nothing.
+    two_sided: learns r1_after and r2_after for keys after the query; no effect
+      under a causal mask.
   """
 
   tile: ClassVar[type[KerpleTile]] = Kerple2ParaWhtTile

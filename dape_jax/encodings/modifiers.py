@@ -1,4 +1,4 @@
-"""What goes with any encoding: scaling by length, a sink, a cap of the logits."""
+"""Modifiers of any encoding: length scaling, attention sink, soft cap."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ def scaled_query(
 
   Args:
     query: queries.
-    num_visible: [T] or [B, T], how many keys each query sees; 0 for padding.
+    num_visible: [T] or [B, T], number of visible keys; 0 for padding.
     factors: [T, N or 1] or [B, T, N or 1].
   """
   # Padding may hold NaN, which would reach the gradient of the factors.
@@ -41,11 +41,11 @@ def _log(num_visible: jax.Array, query: jax.Array) -> jax.Array:
 
 
 class SSMax(Around):
-  """A = s_h log(n_i) S + B, n_i the number of keys that query i sees.
+  """A = s_h log(n_i) S + B, n_i the number of keys visible to query i.
 
-  Scalable softmax: the weights stay as sharp however many keys there are. s_h is
-  learned, one for each head, 0.43 at init (as in the paper's figure 1). It scales
-  the scores S, not the base's bias.
+  Scalable softmax keeps the weights equally sharp for any number of keys. s_h
+  is learned per head, 0.43 at init (as in the paper's figure 1). It scales the
+  scores S, not the base's bias.
 
   Source: Nakanishi 2025, arXiv 2501.19399, equation 2.
   Extrapolates: with RoPE, better than softmax.
@@ -66,15 +66,15 @@ class SSMax(Around):
 
 
 class LogN(Around):
-  """A = max(1, log(n_i) / log(L)) S + B, n_i the number of keys query i sees.
+  """A = max(1, log(n_i) / log(L)) S + B, n_i the keys visible to query i.
 
-  Without parameters: up to the training length L nothing changes. n_i is i + 1
-  where all keys before the query are seen, as in the sources; in a window it is
-  at most the window.
+  No parameters; no effect up to the training length L. n_i is i + 1 if all keys
+  up to the query are visible, as in the sources; in a window it is at most the
+  window size.
 
   Source: Su 2021 and Chiang and Cholak 2022, arXiv 2202.12172, section 5.3; the
   form with max is that of Bai et al. 2023 (Qwen), arXiv 2309.16609.
-  Extrapolates: with a base that does, further.
+  Extrapolates: further, with a base that does.
 
   Attributes:
     base: any encoding.
@@ -99,9 +99,9 @@ class LogN(Around):
 
 
 class LearnedSink(Around):
-  """softmax over the keys and one logit more per head, which has no value.
+  """softmax over the keys and one extra logit per head, which has no value.
 
-  A head may so attend to nothing. The logit is learned, 0 at init.
+  This lets a head attend to nothing. The logit is learned, 0 at init.
 
   Source: Miller 2023 (the fixed logit 0); OpenAI 2025, arXiv 2508.10925,
   section 2.2 (learned).
@@ -142,7 +142,7 @@ class SoftCap(Around):
 
   Attributes:
     base: any encoding.
-    cap: the bound of the logits.
+    cap: bound of the logits.
   """
 
   cap: float = 50.0

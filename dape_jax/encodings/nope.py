@@ -1,4 +1,4 @@
-"""NoPE: no position encoding; order comes from the causal mask alone."""
+"""NoPE: no position encoding; the causal mask alone conveys order."""
 
 from dape_jax.encodings.base import PositionalEncoding
 
@@ -8,7 +8,7 @@ class Nope(PositionalEncoding):
 
   Source: Haviv et al. 2022, arXiv 2203.16634; Kazemnejad et al. 2023, arXiv
   2305.19466.
-  Extrapolates: to some lengths beyond (Kazemnejad et al.).
+  Extrapolates: somewhat (Kazemnejad et al.).
   """
 
   num_heads: int

@@ -1,7 +1,7 @@
-"""Maths on the numbers that each (query, key) pair of a tile has, channels first.
+"""Operations on the channels of each (query, key) pair of a tile.
 
-What tile functions are written with, so that they run in XLA and inside a TPU
-kernel alike.
+Tile functions use these so that they run both in XLA and inside TPU kernels.
+Arrays are channels first.
 """
 
 import functools
@@ -14,16 +14,16 @@ from dape_jax.array_typing import PerHead
 
 
 def per_head(x: PerHead) -> jax.Array:
-  """Returns one number per head ready to broadcast over a tile, [N, 1, 1].
+  """Returns a per-head parameter that broadcasts over a tile, [N, 1, 1].
 
-  A kernel hands such a parameter as [N, s], a copy for each key of the tile;
-  then the result is [N, 1, s], and its gradient comes apart for each key.
+  A kernel passes such a parameter as [N, s], with one copy per key of the tile.
+  The result is then [N, 1, s], with a separate gradient for each key.
   """
   return x.reshape(x.shape[0], 1, -1)
 
 
 def per_channel(x: PerHead) -> jax.Array:
-  """Returns one number per channel ready to broadcast over pairs, [C, 1]."""
+  """Returns a per-channel parameter that broadcasts over pairs, [C, 1]."""
   return x.reshape(x.shape[0], -1)[:, :1]
 
 
@@ -31,9 +31,9 @@ def per_channel(x: PerHead) -> jax.Array:
 def leaky_relu(x: jax.Array, negative_slope: float) -> jax.Array:
   """Returns max(x, negative_slope x), for a slope of 1 or less.
 
-  Two operations forward and two backward, half of what autodiff makes of it: in
-  a kernel the hidden layers are the largest arrays. The gradient at 0 is the
-  negative side's, as in PyTorch.
+  Takes two operations forward and two backward, half of what autodiff needs: in
+  a kernel the hidden layers are the largest arrays. The gradient at 0 is that
+  of the negative side, as in PyTorch.
   """
   return jnp.maximum(x, negative_slope * x)
 
@@ -52,18 +52,18 @@ def pairwise_linear(
     *,
     split: bool = False,
 ) -> jax.Array:
-  """Returns the linear map of the channels of every pair, [E, t, s].
+  """Applies a linear map to the channels of every pair, [E, t, s].
 
-  One plain matrix product over all pairs of the tile, kernel first: the result
-  comes out channels first, untransposed.
+  This is a single matrix product over all pairs of the tile, with the kernel
+  first, so that the result is channels first without a transpose.
 
   Args:
     x_Cxtxs: channels first; [C, P] pairs give [E, P].
     kernel_CxE: parameter.
     operand_dtype: see `Tile`.
-    split: make up for the rounding of operands to first order: each is the sum
-      of two rounded numbers, and of the four products three are taken. For
-      channels that reach hundreds, where bfloat16 steps by 1 or 2.
+    split: corrects the rounding of operands to first order: each operand is the
+      sum of two rounded numbers, and three of the four products are computed.
+      For channels that reach hundreds, where bfloat16 steps by 1 or 2.
   """
   x_CxP = x_Cxtxs.reshape(len(x_Cxtxs), -1)
   if len(x_CxP) == 1:
@@ -77,10 +77,10 @@ def pairwise_linear(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _rounded_matmul(x_CxP, kernel_CxE, dtype, split):
-  """Returns kernel^T x, [E, P] float32, of operands rounded to `dtype`.
+  """Returns kernel^T x, [E, P] float32, with operands rounded to `dtype`.
 
-  So are the operands of its two gradients, which autodiff would leave as wide
-  as the sums they come from.
+  The operands of both gradients are rounded too; autodiff would keep them in
+  the accumulation dtype.
   """
   return _rounded_matmul_forward(x_CxP, kernel_CxE, dtype, split)[0]
 
@@ -90,7 +90,7 @@ def _rounded_matmul_forward(x_CxP, kernel_CxE, dtype, split):
   if split:
     x, x_rest = _parts(x_CxP, dtype)
     kernel, kernel_rest = _parts(kernel_CxE, dtype)
-    # One product: the matrix unit has room for three times the channels.
+    # A single product: the matrix unit has room for three times the channels.
     x_CxP = jnp.concatenate([x, x_rest, x])
     kernel_CxE = jnp.concatenate([kernel, kernel, kernel_rest])
   out_ExP = _matmul(kernel_CxE.T.astype(dtype), x_CxP.astype(dtype))
@@ -112,12 +112,12 @@ def _parts(x, dtype):
 
 
 def rounded(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-  """Returns x in its own dtype with the values it has in `dtype`."""
+  """Returns x rounded to `dtype`, in its original dtype."""
   return x.astype(dtype).astype(x.dtype)
 
 
 def _matmul(x, y):
-  # Kernels refuse a wider default than bfloat16 operands have.
+  # Kernels reject a higher default precision for bfloat16 operands.
   precision = jax.lax.Precision.DEFAULT
   return jnp.matmul(
       x, y, precision=precision, preferred_element_type=jnp.float32

@@ -1,4 +1,4 @@
-"""Angles of sinusoids at integer positions, exact far out."""
+"""Phases of sinusoids at integer positions, exact at large positions."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def sinusoid_frequencies(width: int, base: float = 10000.0) -> np.ndarray:
-  """Returns base^(-2k / width) for k = 0..width/2 - 1, float64 radians/token."""
+  """Returns base^(-2k / width), k = 0..width/2 - 1, float64 radians/token."""
   return base ** (-np.arange(0, width, 2) / width)
 
 
@@ -15,11 +15,11 @@ def phases(
 ) -> jax.Array:
   """Returns position * frequency modulo 2 pi, [..., F] radians.
 
-  A float32 product is off by 0.004 radians at position 65,536, and by another
-  amount for another token at the same distance. Here it is taken in integers,
-  in units of 2^-32 turns, where wrapping around is what it should do: the phase
-  of i less the phase of j is the phase of i - j, and the error stays below
-  8e-10 radians times the position. In float64 it is the plain product.
+  A float32 product is off by 0.004 radians at position 65,536, and the error
+  differs between pairs at the same distance. This function multiplies integers
+  in units of 2^-32 turns, where overflow wraps around correctly: the phase of i
+  minus the phase of j is the phase of i - j, and the error is below 8e-10
+  radians times the position. In float64 it computes the plain product.
 
   Args:
     positions: int32, any shape.

@@ -1,4 +1,4 @@
-"""Positions that an encoding has no numbers for are an error, under jit too."""
+"""Errors for positions beyond the limit of an encoding, also under jit."""
 
 import jax
 import jax.numpy as jnp
@@ -13,31 +13,32 @@ def checked_positions(
     message: str,
     beside: jax.Array | None = None,
 ) -> jax.Array:
-  """Returns positions, if all of them are in 0..limit - 1; otherwise raises.
+  """Returns positions if all of them are in 0..limit - 1; otherwise raises.
 
-  Known positions are checked at once, traced ones when the compiled program
-  runs: it calls the host, only if one is outside, and what is made of the
-  result waits for that call. `jax.vmap` over positions calls the host every
-  time.
+  Concrete positions are checked immediately, traced ones when the compiled
+  program runs. The program then calls the host only if a position is out of
+  range, and users of the result wait for that call. Under `jax.vmap` over
+  positions it calls the host every time.
 
-  The runtime of TPUs drops what a callback raises. There nothing is raised for
-  traced positions, and each one outside is returned as `limit`: make NaN of it.
+  The TPU runtime drops exceptions of callbacks. On TPU nothing is raised for
+  traced positions, and each one out of range is returned as `limit`; callers
+  must turn it into NaN.
 
   Args:
     positions: int32, any shape.
-    limit: number of positions that have numbers.
-    message: what the error says after "position P: ".
-    beside: an array of the same program. If no mesh is set, it or `positions`
-      says whether several devices run it.
+    limit: number of supported positions.
+    message: error message after "position P: ".
+    beside: another array of the same program. If no mesh is set, the mesh is
+      taken from it or from `positions`.
 
   Raises:
-    ConfigError: a position is outside; under jit JAX raises its own error with
-      the same message.
+    ConfigError: a position is out of range; under jit, JAX raises its own error
+      with the same message.
   """
   if positions.size == 0:
     return positions
   if not isinstance(positions, jax.core.Tracer):
-    # Reduced by JAX: an array may lie on the devices of other processes.
+    # Reduce with JAX: an array may be on devices of other processes.
     with jax.ensure_compile_time_eval():
       ends = int(jnp.min(positions)), int(jnp.max(positions))
     for position in ends:
@@ -47,7 +48,7 @@ def checked_positions(
 
   mesh = jax.sharding.get_abstract_mesh()
   lowest, highest = jnp.min(positions), jnp.max(positions)
-  # One by one: positions may differ along some of them only.
+  # One axis at a time: positions may vary along some of them only.
   for axis in mesh.manual_axes:
     lowest = jax.lax.pmin(lowest, axis)
     highest = jax.lax.pmax(highest, axis)
@@ -58,7 +59,7 @@ def checked_positions(
 
   def raise_error(worst):
     worst = np.asarray(worst)
-    # Under vmap this runs for positions inside as well.
+    # Under vmap this also runs for valid positions.
     outside = worst[(worst < 0) | (worst >= limit)]
     if outside.size:
       raise ConfigError(f"position {outside.flat[0]}: {message}")
@@ -72,8 +73,8 @@ def checked_positions(
 
   auto_axes = set(mesh.axis_names) - set(mesh.manual_axes)
   if auto_axes:
-    # A callback on the first device alone, as jit makes it, would leave the
-    # others waiting for that device for ever.
+    # jit runs a callback on the first device only, and the other devices would
+    # wait for it forever.
     spec = jax.sharding.PartitionSpec()
     call_host = jax.shard_map(
         call_host,
@@ -89,6 +90,6 @@ def checked_positions(
     return jax.lax.cond(outside, call_host, jnp.zeros_like, worst)
 
   failed = jax.lax.platform_dependent(worst, tpu=jnp.zeros_like, default=check)
-  # `failed` is always 0: what uses the positions needs the check to be done.
+  # `failed` is always 0; it makes users of the positions depend on the check.
   outside = (positions < 0) | (positions >= limit) | (failed != 0)
   return jnp.where(outside, limit, positions)

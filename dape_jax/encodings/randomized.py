@@ -13,21 +13,22 @@ def randomized_positions(
     max_length: int,
     batch_size: int | None = None,
 ) -> Positions:
-  """Returns positions drawn from 0..max_length - 1, in the order of the text.
+  """Returns sorted random positions from 0..max_length - 1.
 
-  Each row draws as many of them as its longest document has tokens, without
-  replacement, all sets equally likely, and sorts them; the token at position p of
-  its document gets number p, whatever padding follows. So a model
-  trained on short text meets the positions of long text (section 3). For
-  training; read with the positions as they are.
+  Each row samples one position per token of its longest document, uniformly
+  without replacement, and sorts them. The token at position p of its document
+  gets the p-th, regardless of padding. A model trained on short text thereby
+  sees the positions of long text (section 3). For training only; evaluate with
+  the original positions.
 
   Args:
-    key: of `jax.random`.
-    positions: [T] or [B, T] int32, within documents, so below T. Negative ones
-      (no token) stay; one of T or more, which no row of whole documents has,
-      becomes -1.
+    key: `jax.random` key.
+    positions: [T] or [B, T] int32, positions within documents, below T.
+      Negative ones (no token) are kept; T or more, impossible in a row of
+      complete documents, becomes -1.
     max_length: L_max, at least T.
-    batch_size: rows B that [T] positions are drawn for; None is one draw, [T].
+    batch_size: number of rows B to sample for [T] positions; None samples one
+      row, [T].
 
   Returns:
     [T] or [B, T] int32, increasing along each document.
@@ -47,8 +48,8 @@ def randomized_positions(
     )
 
   def one_row(key, positions):
-    # Where the T largest random numbers are, from the largest on: a sample in
-    # random order, without a sort of all max_length.
+    # The indices of the T largest random numbers are a random sample, found
+    # without sorting all max_length numbers.
     _, drawn = jax.lax.top_k(jax.random.bits(key, (max_length,)), length)
     num_used = jnp.max(positions, initial=-1) + 1
     drawn = jnp.where(jnp.arange(length) < num_used, drawn, max_length)

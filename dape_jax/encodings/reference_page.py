@@ -1,4 +1,4 @@
-"""The reference page of all encodings, from their docstrings and the registry.
+"""Generates the reference page of encodings from docstrings and the registry.
 
 python -m dape_jax.encodings.reference_page > docs/encodings.md
 """
@@ -20,27 +20,28 @@ NUM_HEADS, HEAD_DIM, WIDTH = 12, 64, 768
 _HEADER = """\
 # Encodings
 
-<!-- Written by `python -m dape_jax.encodings.reference_page > docs/encodings.md`
-from the docstrings of `dape_jax/encodings/`; change those. -->
+<!-- Generated from the docstrings in `dape_jax/encodings/`; edit those and run
+`python -m dape_jax.encodings.reference_page > docs/encodings.md`. -->
 
-S are the scaled scores q.k / sqrt(H), i the position of the query, j of the key,
-h the head. `dape_jax.encodings.make(name, num_heads=12, **options)` builds any of
-them; `make("dape_<name>")`, `make("dape_v2_<name>")` and
-`make("dape_static_<name>")` put DAPE, DAPE V2 and DAPE's control that cannot adapt
-around it, where the last column says so. Memory is that of `attention` beside its
-inputs and output. "in kernels" are those that run in the Pallas kernels on a TPU;
-the others run there in tiles of XLA, in linear memory as well. "Extrapolates" is
-what the encoding's authors claim, not a measurement of ours.
+S denotes the scaled scores q.k / sqrt(H), i the position of the query, j that
+of the key, and h the head. `dape_jax.encodings.make(name, num_heads=12,
+**options)` builds any encoding. Where the last column says "yes",
+`make("dape_<name>")`, `make("dape_v2_<name>")` and `make("dape_static_<name>")`
+wrap it in DAPE, in DAPE V2 and in DAPE's non-adaptive control. "Memory" is the
+memory of `attention` besides its inputs and output. Encodings marked "in
+kernels" run in the Pallas kernels on TPU; the others run there as XLA tiles,
+also in linear memory. "Extrapolates" is the claim of the encoding's authors,
+not our measurement.
 
-Parameters are counted for 12 heads of 64 and a model of width 768, for one layer.
+Parameter counts are for one layer with 12 heads of 64 channels and width 768.
 """
 
 
 def lines_of(cls: type[PositionalEncoding]) -> dict[str, str]:
-  """Returns formula, source and claim of a class, and its whole docstring.
+  """Returns the formula, source, claim and full docstring of a class.
 
   Raises:
-    ValueError: the docstring lacks one of them.
+    ValueError: the docstring lacks its source or claim.
   """
   doc = inspect.cleandoc(cls.__doc__)
   found = {"formula": doc.split("\n\n")[0].replace("\n", " ").rstrip(".")}
@@ -56,7 +57,7 @@ def lines_of(cls: type[PositionalEncoding]) -> dict[str, str]:
 
 
 def num_parameters(name: str) -> int:
-  """Returns how many parameters one layer's encoding has."""
+  """Returns the number of parameters of one layer's encoding."""
   encoding = registry.make(name, num_heads=NUM_HEADS)
   x = jnp.zeros((1, 1, WIDTH))
   heads = jnp.zeros((1, 1, NUM_HEADS, HEAD_DIM))
@@ -72,12 +73,12 @@ def num_parameters(name: str) -> int:
 
 
 def memory(name: str) -> str:
-  """Returns how the memory of attention grows with the length."""
+  """Returns how the memory of attention scales with the length."""
   encoding = registry.make(name, num_heads=NUM_HEADS)
   variables = encoding.init(jax.random.key(0), method="score_mod")
   score_mod = encoding.apply(variables, method="score_mod")
   if score_mod is not None and score_mod.scope == "row":
-    return "linear, by whole rows"
+    return "linear, in whole rows"
   if encoding.key_features:
     return "linear"
   if score_mod is None or score_mod.function.in_kernel:
@@ -119,13 +120,13 @@ def page() -> str:
           _HEADER,
           *rows,
           "\n## Around other encodings\n",
-          "`Dape(base)`, `DapeV2(base)` and `Sum(a, b)` compose; the rest are"
-          " options of every name: `ssmax=True`, `log_n=512` (the training"
-          " length), `sink=True`, `soft_cap=50.0`. For example:\n",
+          "`Dape(base)`, `DapeV2(base)` and `Sum(a, b)` compose encodings. The"
+          " others are options of every name: `ssmax=True`, `log_n=512` (the"
+          " training length), `sink=True`, `soft_cap=50.0`. Sizes:\n",
           *sizes,
           "",
           *(_details(cls.__name__, cls) for cls in around),
-          "## One by one\n",
+          "## All encodings\n",
           *details,
       ]
   )

@@ -1,4 +1,4 @@
-"""Names of encodings: "kerple_log", "dape_fire", "dape_v2_alibi", ..."""
+"""Registry of encodings by name: "kerple_log", "dape_v2_alibi", ..."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ _ADDITIVE: dict[str, type[PositionalEncoding]] = {
     "t5": T5,
     "transformer_xl": TransformerXL,
 }
-# What DAPE goes around without a bias.
+# Bases without a bias that DAPE can wrap.
 _UNBIASED: dict[str, type[PositionalEncoding]] = {"nope": Nope, "rope": Rope}
 _OTHERS: dict[str, type[PositionalEncoding]] = {
     "cope": Cope,
@@ -58,12 +58,12 @@ _BASES = _ADDITIVE | _UNBIASED | _OTHERS
 
 @dataclasses.dataclass(frozen=True)
 class _Wrapper:
-  """What a prefix of a name stands for.
+  """Meaning of a name prefix.
 
   Attributes:
-    cls: the wrapper, or None.
-    bases: names that it goes around.
-    options: of the wrapper, fixed by the prefix.
+    cls: wrapper class, or None.
+    bases: names of the bases that it can wrap.
+    options: options of the wrapper fixed by the prefix.
   """
 
   cls: type[PositionalEncoding] | None
@@ -77,7 +77,7 @@ _WRAPPERS = {
     "dape_static_": _Wrapper(Dape, tuple(_ADDITIVE), {"form": "static"}),
     "dape_v2_": _Wrapper(DapeV2, (*_ADDITIVE, *_UNBIASED)),
 }
-# Options that every encoding has; a default leaves it as it is.
+# Options of every encoding; the defaults have no effect.
 _MODIFIERS: dict[str, Any] = {
     "ssmax": False,
     "log_n": 0,
@@ -101,10 +101,10 @@ def names() -> tuple[str, ...]:
 
 
 def split_name(name: str) -> tuple[type[PositionalEncoding] | None, str]:
-  """Returns (Dape, DapeV2 or None, name of the base).
+  """Returns the wrapper class (Dape, DapeV2 or None) and the base's name.
 
   Raises:
-    ConfigError: the name is unknown; the nearest valid one is given.
+    ConfigError: the name is unknown; the message suggests the nearest one.
   """
   wrapper, base = _split(name)
   return wrapper.cls, base
@@ -119,7 +119,7 @@ def _split(name: str) -> tuple[_Wrapper, str]:
 
 
 def base_class(name: str) -> type[PositionalEncoding]:
-  """Returns the class of the base that a name ends with."""
+  """Returns the class of a name's base encoding."""
   return _BASES[_split(name)[1]]
 
 
@@ -150,7 +150,7 @@ def options(name: str) -> dict[str, Any]:
   """Returns the options of `make(name, ...)` with their default values.
 
   Raises:
-    ConfigError: the name is unknown; the nearest valid one is given.
+    ConfigError: the name is unknown; the message suggests the nearest one.
   """
   wrapper, base = _split(name)
   return _base_defaults(wrapper, base) | _wrapper_defaults(wrapper) | _MODIFIERS
@@ -170,17 +170,17 @@ def make(name: str, *, num_heads: int, **overrides: Any) -> PositionalEncoding:
 
   Args:
     name: one of `names()`: a base such as "kerple_log", "dape_<base>",
-      "dape_static_<base>" (the control that cannot adapt) or "dape_v2_<base>".
-    num_heads: query heads N.
-    **overrides: options of this encoding, see `options(name)` and the classes'
-      docstrings; of every encoding ssmax (bool), log_n (training length in
-      tokens, 0 is off), sink (bool, a learned one) and soft_cap (bound of the
-      logits, 0 is off), see `modifiers`; and parent and name, as of every Linen
-      module.
+      "dape_static_<base>" (the non-adaptive control) or "dape_v2_<base>".
+    num_heads: number of query heads N.
+    **overrides: options of this encoding, see `options(name)` and the class
+      docstrings. Every encoding also has ssmax (bool), log_n (training length
+      in tokens, 0 disables it), sink (bool, learned) and soft_cap (bound of the
+      logits, 0 disables it), see `modifiers`, and the Linen arguments parent
+      and name.
 
   Raises:
-    ConfigError: unknown name, option that this encoding does not have, or a
-      value out of range; the message names the nearest valid one.
+    ConfigError: the name or an option is unknown (the message suggests the
+      nearest one), or a value is out of range.
   """
   wrapper, base = _split(name)
   valid = options(name)
@@ -199,7 +199,7 @@ def make(name: str, *, num_heads: int, **overrides: Any) -> PositionalEncoding:
     own = {k: values[k] for k in _wrapper_defaults(wrapper)}
     layers.append(functools.partial(wrapper.cls, **own, **wrapper.options))
   layers += _modifiers(values)
-  # Without a parent a base belongs to its wrapper, wherever this is called.
+  # parent=None makes a base a child of its wrapper, also inside a module.
   linens = [{"parent": None}] * len(layers) + [linen]
   own = {k: values[k] for k in _fields(_BASES[base])}
   module = _BASES[base](num_heads=num_heads, **own, **linens[0])
@@ -209,7 +209,7 @@ def make(name: str, *, num_heads: int, **overrides: Any) -> PositionalEncoding:
 
 
 def _modifiers(values: dict[str, Any]) -> list[Any]:
-  """Returns what to put around an encoding, from the inside."""
+  """Returns the modifiers around an encoding, innermost first."""
   layers = []
   if values["ssmax"] and values["log_n"]:
     raise ConfigError(

@@ -20,17 +20,16 @@ def rotated(
     frequencies: np.ndarray,
     magnitude: float | jax.Array = 1.0,
 ) -> jax.Array:
-  """Returns x with the pairs (k, k + F) turned by position * frequency_k.
+  """Returns x with the pairs (k, k + F) rotated by position * frequency_k.
 
-  The half-split pairing of GPT-NeoX and Llama. Channels from 2F on stay as they
-  are. Angles are exact, see `phases`; the rest is float32 (or wider).
+  Pairs are half-split as in GPT-NeoX and Llama. Channels from 2F on are not
+  rotated. Angles are exact, see `phases`; the rest is float32 (or wider).
 
   Args:
     x_BxTxNxH: queries or keys.
     positions: [T] or [B, T] int32.
     frequencies: [F] float64 radians per token, static; F is H/2 or less.
-    magnitude: what turned pairs are multiplied by, a number or an array of the
-      shape of positions and [F].
+    magnitude: factor of rotated pairs, a number or [*positions.shape, F].
   """
   dtype = jnp.promote_types(x_BxTxNxH.dtype, jnp.float32)
   positions = jnp.asarray(positions, jnp.int32)
@@ -50,13 +49,13 @@ def rotated(
 
 
 class Rope(PositionalEncoding):
-  """q_i and k_j turned by i and j times theta^(-2k/d), in pairs (k, k + d/2).
+  """q_i and k_j rotated by i and j times theta^(-2k/d), in pairs (k, k + d/2).
 
-  d is the head dim H, or its first `fraction`; the other channels carry no
-  position. Pairs are half-split as in GPT-NeoX and Llama; the paper's
-  neighbouring pairs are the same up to the order of channels. Scores depend on
-  i - j, at any distance from 0 (angles are computed in integers), and so for
-  keys after the query.
+  d is the head dim H, or its first `fraction`; the other channels are not
+  rotated. Pairs are half-split as in GPT-NeoX and Llama; the paper's adjacent
+  pairs are the same up to the order of channels. Scores depend only on i - j,
+  at any position (angles are computed in integers), also for keys after the
+  query.
 
   Source: Su et al. 2021, section 3.2.2, arXiv 2104.09864.
   Extrapolates: no.
@@ -64,8 +63,8 @@ class Rope(PositionalEncoding):
   Attributes:
     num_heads: N.
     rope_theta: base of the geometric frequencies.
-    fraction: part of the head dim that is turned, rounded down to whole pairs
-      (GPT-NeoX's rotary_pct).
+    fraction: fraction of the head dim that is rotated, rounded down to whole
+      pairs (GPT-NeoX's rotary_pct).
   """
 
   num_heads: int
@@ -82,15 +81,15 @@ class Rope(PositionalEncoding):
     super().__post_init__()
 
   def frequencies(self, dim: int) -> np.ndarray:
-    """Returns radians per token of `dim` turned channels, [dim/2] float64."""
+    """Returns radians per token of `dim` rotated channels, [dim/2] float64."""
     return rope_frequencies(dim, self.rope_theta)
 
   def magnitude(self) -> float:
-    """Returns what turned queries and keys are multiplied by, each."""
+    """Returns the factor of rotated queries and of rotated keys."""
     return 1.0
 
   def turned_channels(self, head_dim: int) -> int:
-    """Returns how many of the first channels are turned, an even number."""
+    """Returns the number of rotated channels, the first ones; even."""
     if head_dim % 2 and self.fraction == 1:
       raise ConfigError(
           f"RoPE turns pairs of channels, and head dim {head_dim} is odd;"

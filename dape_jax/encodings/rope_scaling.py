@@ -1,7 +1,7 @@
-"""RoPE read beyond its trained length: PI, NTK-aware, dynamic NTK and YaRN.
+"""RoPE beyond the training length: PI, NTK-aware, dynamic NTK and YaRN.
 
-Each gives the inverse frequencies of Hugging Face transformers. With factor 1
-each is RoPE.
+The inverse frequencies equal those of Hugging Face transformers. With factor 1,
+each encoding is RoPE.
 """
 
 import math
@@ -15,13 +15,13 @@ from dape_jax.errors import ConfigError
 def ntk_theta(theta: float, factor: float, dim: int) -> float:
   """Returns theta factor^(d / (d - 2)), the base of NTK-aware scaling.
 
-  Under it the slowest pair turns `factor` times slower, the fastest as before
+  The slowest pair rotates `factor` times slower, the fastest as before
   (Peng et al. 2023, section 3.1, arXiv 2309.00071).
 
   Args:
     theta: base of the frequencies of `dim` channels.
-    factor: read length over trained length.
-    dim: turned channels d. A single pair turns by 1 whatever the base.
+    factor: evaluation length over training length.
+    dim: rotated channels d. A single pair has frequency 1 for any base.
   """
   return theta if dim == 2 else theta * factor ** (dim / (dim - 2))
 
@@ -33,11 +33,11 @@ def yarn_ramp(
     beta_fast: float,
     beta_slow: float,
 ) -> np.ndarray:
-  """Returns how far each pair is interpolated, from 0 to 1, [dim/2] float64.
+  """Returns the interpolation weight of each pair, 0 to 1, [dim/2] float64.
 
-  0 for pairs that turn `beta_fast` times or more within the trained length, 1
-  for those that turn `beta_slow` times or fewer, linear in the pair's index
-  between them. The ends are rounded to whole pairs, as in the released code.
+  0 for pairs with at least `beta_fast` rotations within the training length, 1
+  for pairs with at most `beta_slow`, and linear in the pair's index in between.
+  The ends are rounded to whole pairs, as in the released code.
   """
 
   def pair_of(turns: float) -> float:
@@ -52,8 +52,8 @@ def yarn_ramp(
 def _check_factor(factor: float) -> None:
   if factor < 1:
     raise ConfigError(
-        f"factor={factor}: must be 1 or more, the read length over the trained"
-        " one."
+        f"factor={factor}: must be 1 or more, evaluation length over training"
+        " length."
     )
 
 
@@ -63,9 +63,9 @@ def _check_train_length(train_length: int) -> None:
 
 
 class RopePi(Rope):
-  """q_i and k_j turned by i and j times theta^(-2k/d) / factor.
+  """q_i and k_j rotated by i and j times theta^(-2k/d) / factor.
 
-  Position interpolation: all positions are squeezed into the trained range.
+  Position interpolation compresses all positions into the trained range.
   Everything else is RoPE's.
 
   Source: Chen et al. 2023, section 2.3, arXiv 2306.15595.
@@ -74,8 +74,8 @@ class RopePi(Rope):
   Attributes:
     num_heads: N.
     rope_theta: base of the geometric frequencies.
-    fraction: part of the head dim that is turned.
-    factor: s, the read length over the trained one.
+    fraction: fraction of the head dim that is rotated.
+    factor: s, evaluation length over training length.
   """
 
   factor: float = 4.0
@@ -89,10 +89,10 @@ class RopePi(Rope):
 
 
 class RopeNtk(Rope):
-  """q_i and k_j turned by i and j times (theta s^(d/(d-2)))^(-2k/d).
+  """q_i and k_j rotated by i and j times (theta s^(d/(d-2)))^(-2k/d).
 
-  NTK-aware scaling by a fixed s = factor: the fastest pair turns as trained,
-  the slowest s times slower. Everything else is RoPE's.
+  NTK-aware scaling by a fixed s = factor: the fastest pair rotates as in
+  training, the slowest s times slower. Everything else is RoPE's.
 
   Source: Peng et al. 2023, section 3.1, arXiv 2309.00071 (from bloc97, 2023).
   Extrapolates: yes, without fine-tuning.
@@ -100,8 +100,8 @@ class RopeNtk(Rope):
   Attributes:
     num_heads: N.
     rope_theta: base of the geometric frequencies.
-    fraction: part of the head dim that is turned.
-    factor: s, the read length over the trained one.
+    fraction: fraction of the head dim that is rotated.
+    factor: s, evaluation length over training length.
   """
 
   factor: float = 4.0
@@ -116,13 +116,13 @@ class RopeNtk(Rope):
 
 
 class RopeDynamicNtk(Rope):
-  """q_i and k_j turned as by RopeNtk, s = factor L / L_train - (factor - 1).
+  """q_i and k_j rotated as in RopeNtk, s = factor L / L_train - (factor - 1).
 
-  L is `length` where it passes the trained length L_train; otherwise s is 1,
-  which is RoPE. L is a setting, not the length of the call: a cache keeps keys
-  already turned, and keys turned for one s must never meet queries turned for
-  another. So one model has one s, and whoever evaluates sets `length` to the
-  longest text to be read. Positions beyond it are turned by the same s.
+  L is `length` if that exceeds the training length L_train; otherwise s is 1,
+  which is RoPE. L is an option, not the length of the call: a cache stores
+  rotated keys, and queries and keys must be rotated with the same s. One model
+  therefore has one s; for evaluation, set `length` to the length of the longest
+  text. Positions beyond it are rotated with the same s.
 
   Source: Peng et al. 2023, section 3.3, arXiv 2309.00071; `factor` is Hugging
   Face's, whose formula this is.
@@ -131,10 +131,10 @@ class RopeDynamicNtk(Rope):
   Attributes:
     num_heads: N.
     rope_theta: base of the geometric frequencies.
-    fraction: part of the head dim that is turned.
+    fraction: fraction of the head dim that is rotated.
     factor: 1 scales by L / L_train, larger numbers by more.
     train_length: L_train in tokens.
-    length: L, the longest text to be read, in tokens; 0 is train_length.
+    length: L, length of the longest text in tokens; 0 is train_length.
   """
 
   factor: float = 1.0
@@ -146,7 +146,7 @@ class RopeDynamicNtk(Rope):
     _check_train_length(self.train_length)
     if self.length < 0:
       raise ConfigError(
-          f"length={self.length}: must be the longest text to be read, in"
+          f"length={self.length}: must be the length of the longest text in"
           " tokens, or 0 for train_length."
       )
     super().__post_init__()
@@ -158,12 +158,12 @@ class RopeDynamicNtk(Rope):
 
 
 class RopeYarn(Rope):
-  """q_i and k_j turned by i and j times theta^(-2k/d) (1 - r_k + r_k / s).
+  """q_i and k_j rotated by i and j times theta^(-2k/d) (1 - r_k + r_k / s).
 
-  YaRN: s = factor; r_k = 0 (as trained) for pairs that turn `beta_fast` times
-  or more within the trained length, 1 (interpolated) for `beta_slow` times or
-  fewer, see `yarn_ramp`. Turned channels of queries and keys are also
-  multiplied by 0.1 ln s + 1 each, so scores by its square. Everything else is
+  YaRN: s = factor; r_k = 0 (as trained) for pairs with at least `beta_fast`
+  rotations within the training length, 1 (interpolated) for pairs with at most
+  `beta_slow`, see `yarn_ramp`. Rotated channels of both queries and keys are
+  multiplied by 0.1 ln s + 1, so scores by its square. Everything else is
   RoPE's.
 
   Source: Peng et al. 2023, sections 3.2 and 3.4, arXiv 2309.00071.
@@ -172,11 +172,11 @@ class RopeYarn(Rope):
   Attributes:
     num_heads: N.
     rope_theta: base of the geometric frequencies.
-    fraction: part of the head dim that is turned.
-    factor: s, the read length over the trained one.
-    train_length: trained length in tokens.
-    beta_fast: turns within it from which a pair stays as trained.
-    beta_slow: turns within it up to which a pair is interpolated.
+    fraction: fraction of the head dim that is rotated.
+    factor: s, evaluation length over training length.
+    train_length: training length in tokens.
+    beta_fast: rotations within it from which a pair stays as trained.
+    beta_slow: rotations within it up to which a pair is interpolated.
   """
 
   factor: float = 4.0
@@ -189,8 +189,8 @@ class RopeYarn(Rope):
     _check_train_length(self.train_length)
     if self.rope_theta <= 1:
       raise ConfigError(
-          f"rope_theta={self.rope_theta}: must be above 1 in YaRN, which tells"
-          " slow pairs from fast ones."
+          f"rope_theta={self.rope_theta}: must be above 1 in YaRN, which"
+          " distinguishes slow pairs from fast ones."
       )
     if self.beta_slow <= 0:
       raise ConfigError(f"beta_slow={self.beta_slow}: must be above 0.")

@@ -1,4 +1,4 @@
-"""Sandwich: what two sinusoidal embeddings have in common, as a bias.
+"""Sandwich: the inner product of sinusoidal embeddings as a bias.
 
 Chi et al. 2023, arXiv 2212.10356.
 """
@@ -46,10 +46,10 @@ def sandwich_sum(
 ) -> jax.Array:
   """Returns the sum of cos(r w_k) - 1 over the D/2 frequencies w_k, [t, s].
 
-  In float32 phases are taken in integers, in units of 2^-32 turns, as in
-  `phases`, but frequency by frequency and without arrays of constants: each is
-  off by less than 8e-10 radians times the distance. They lie within half a turn
-  of 0, where a polynomial is a cosine at a fraction of its cost.
+  In float32, phases are computed in integers, in units of 2^-32 turns, as in
+  `phases`, but one frequency at a time and without constant arrays. Each is off
+  by less than 8e-10 radians times the distance. Phases are within half a turn
+  of 0, where a polynomial replaces the cosine at a fraction of its cost.
   """
   total = 0
   for frequency in sandwich_frequencies(dimension).tolist():
@@ -87,9 +87,10 @@ class SandwichTile(AdditiveBias):
 class Sandwich(PositionalEncoding):
   """B_h(i, j) = (sum_k cos((i - j) 10000^(-2k/D)) - D/2) / (8 (h + 1) / N).
 
-  k = 1..D/2 and h = 0..N-1; nothing is learned. D/2 makes it 0 at distance 0.
-  D is not the model's width but chosen for the fall of the bias. Symmetric in i
-  and j, so a key after the query is treated as one before it.
+  k = 1..D/2 and h = 0..N-1; no parameters. Subtracting D/2 makes the bias 0 at
+  distance 0. D is not the model's width; it sets how fast the bias falls. The
+  bias is symmetric in i and j, so keys after the query are treated like keys
+  before it.
 
   Source: Chi et al. 2023 (ACL), the bias Sandwich, arXiv 2212.10356.
   Extrapolates: yes.

@@ -1,4 +1,4 @@
-"""Two encodings at once."""
+"""The sum of two encodings."""
 
 import dataclasses
 
@@ -54,11 +54,11 @@ class SumTile(AdditiveBias):
 
 
 class Sum(PositionalEncoding):
-  """A = S + B_a + B_b, of queries and keys that a and then b has rotated.
+  """A = S + B_a + B_b, with queries and keys rotated by a and then by b.
 
-  `Sum(Rope(num_heads=12), KerpleLog(num_heads=12))` for example.
+  For example, `Sum(Rope(num_heads=12), KerpleLog(num_heads=12))`.
 
-  Source: of each, its own.
+  Source: see a and b.
   Extrapolates: no claim.
 
   Attributes:
@@ -71,8 +71,8 @@ class Sum(PositionalEncoding):
   def __post_init__(self):
     if self.a.num_heads != self.b.num_heads:
       raise ConfigError(
-          f"a has {self.a.num_heads} heads and b {self.b.num_heads}: a sum needs"
-          " as many."
+          f"a has {self.a.num_heads} heads and b {self.b.num_heads}: the numbers"
+          " of heads must be equal."
       )
     super().__post_init__()
 

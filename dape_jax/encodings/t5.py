@@ -31,13 +31,14 @@ def t5_bucket_borders(
 ) -> tuple[int, ...]:
   """Returns the first distance of each bucket of one side of the query.
 
-  Half the buckets hold one distance each, the others grow geometrically up to
-  max_distance, which is in the last one, as all beyond. Causal: num_buckets
-  numbers, (0, 1, ..., 15, 16, 19, ..., 113) by default. Bidirectional: half as
-  many, of either side. A bucket that begins where the next one does is empty.
+  Half the buckets hold one distance each. The others grow geometrically up to
+  max_distance; the last one holds it and everything beyond. Causal: num_buckets
+  numbers, (0, 1, ..., 15, 16, 19, ..., 113) by default. Bidirectional: half
+  that number, the same for both sides. A bucket that starts where the next one
+  does is empty.
 
-  Steps are those of the released code in float32, so that borders between
-  integers fall where they do there.
+  The arithmetic follows the released code in float32, so that borders fall on
+  the same integers.
   """
   buckets = num_buckets // 2 if bidirectional else num_buckets
   num_exact = buckets // 2
@@ -62,10 +63,10 @@ def t5_buckets(
     bidirectional: bool,
     dtype: jnp.dtype,
 ) -> jax.Array:
-  """Returns 1 in the bucket of each pair and 0 in others, [num_buckets, t, s].
+  """Returns the one-hot bucket of each pair, [num_buckets, t, s].
 
-  Causal: a key after the query is in bucket 0, as the query itself.
-  Bidirectional: keys after the query have the upper half of the buckets.
+  Causal: keys after the query are in bucket 0, like the query itself.
+  Bidirectional: keys after the query use the upper half of the buckets.
   """
   borders = t5_bucket_borders(num_buckets, max_distance, bidirectional)
   forward = tile.q_positions - tile.kv_positions
@@ -87,8 +88,8 @@ def t5_buckets(
 class T5Tile(AdditiveBias):
   """B_h(i, j) = c table[bucket(i - j), h].
 
-  The lookup is a product with 0 and 1: no gather and no logarithm, in XLA and
-  kernels alike. With rounded operands the table's numbers are kept to 2^-17.
+  The lookup is a one-hot matrix product, without gather or logarithm, in both
+  XLA and kernels. With rounded operands, table values are accurate to 2^-17.
   """
 
   num_buckets: int = 32
@@ -112,19 +113,19 @@ class T5(PositionalEncoding):
   """B_h(i, j) = c table[bucket(i - j), h].
 
   A learned table of one number per bucket and head, N(0, 0.02^2) at init (T5
-  takes the model's width for it, GPT-NeoX the table's shape). The buckets are
-  exactly those of T5 and of Hugging Face transformers; distances of
-  max_distance and more, however large, share the last one. T5 shares one table
-  between layers (`ModelConfig.share_encoding`). A key after the query: bucket 0
-  or, if bidirectional, a bucket of the other half.
+  derives the std from the model's width, GPT-NeoX from the table's shape). The
+  buckets are exactly those of T5 and Hugging Face transformers; all distances
+  of max_distance or more share the last one. T5 shares one table between layers
+  (`ModelConfig.share_encoding`). Keys after the query are in bucket 0 or, if
+  bidirectional, in the other half of the buckets.
 
   Source: Raffel et al. 2020, section 2.1, arXiv 1910.10683.
   Extrapolates: no claim.
 
   Attributes:
     num_heads: N.
-    num_buckets: rows of the table, of both sides together.
-    max_distance: the distance from which on there is only the last bucket.
+    num_buckets: rows of the table, for both sides together.
+    max_distance: distance from which on all keys are in the last bucket.
     bidirectional: half the buckets for each side of the query.
     multiplier: c; T5 has none, GPT-NeoX's is the square root of the head dim.
   """

@@ -1,8 +1,8 @@
-"""What an encoding does to scores: a pure function of one tile of them.
+"""Score modifiers: pure functions of one tile of scores.
 
-An encoding never sees a T x S matrix. Attention (any implementation of it)
-hands it the scores of all N heads for some queries and some keys of one batch
-element, with the integer positions of both, and takes back modified scores.
+An encoding never sees a T x S matrix. Every implementation of attention passes
+it the scores of all N heads for some queries and keys of one batch element,
+with the integer positions of both, and gets modified scores back.
 """
 
 import dataclasses
@@ -25,20 +25,21 @@ Params = dict[str, Any]
 
 @flax.struct.dataclass
 class Tile:
-  """Where a tile of scores lies.
+  """Positions, visibility and features of a tile of scores.
 
   Attributes:
-    q_positions: [t, 1] int32, position of each query within its document, ready
-      to broadcast over the tile (a kernel may hand it broadcast already).
-    kv_positions: [1, s + 2 halo] int32, of each key; -1 where no key exists.
+    q_positions: [t, 1] int32, position of each query within its document,
+      broadcastable over the tile (a kernel may pass it already broadcast).
+    kv_positions: [1, s + 2 halo] int32, position of each key; -1 where no key
+      exists.
     visible: [t, s + 2 halo] bool, which keys each query attends to (causality,
       documents, window and padding together). None means every key at or before
       the query.
-    q_features, kv_features: what `PositionalEncoding.features` made of the tokens
-      (a tree of [t, ...] arrays, and [s + 2 halo, key_features]), or None.
-    operand_dtype: what `pairwise.pairwise_linear` rounds the operands of its matrix
-      products to, or None for none: bfloat16 on a TPU with bfloat16 queries,
-      where one pass of the matrix unit takes bfloat16 operands.
+    q_features, kv_features: results of `PositionalEncoding.features` (a tree of
+      [t, ...] arrays, and [s + 2 halo, key_features]), or None.
+    operand_dtype: dtype to which `pairwise.pairwise_linear` rounds its
+      operands, or None. It is bfloat16 on TPU with bfloat16 queries, since one
+      pass of the matrix unit takes bfloat16 operands.
   """
 
   q_positions: QueryPositions
@@ -51,13 +52,13 @@ class Tile:
   def distances(self) -> TileDistances:
     """Returns |i - j| as exact int32, [t, s + 2 halo].
 
-    Callers convert to float32 or wider, never to bfloat16, in which 257 is the
-    first integer that is not exact.
+    Convert to float32 or wider, never to bfloat16, which cannot represent
+    integers from 257 on exactly.
     """
     return jnp.abs(self.q_positions - self.kv_positions)
 
   def visible_mask(self) -> TileMask:
-    """Returns `visible`, or its meaning where it is None."""
+    """Returns `visible`, or the default mask if it is None."""
     if self.visible is not None:
       return self.visible
     q, kv = self.q_positions, self.kv_positions
@@ -69,13 +70,15 @@ class TileFunction:
   """The static half of a ScoreMod: a hashable pure function of a tile.
 
   Class attributes:
-    halo: neighbouring keys needed on each side of the tile. Scores and
-      kv_positions come with them, the result without.
-    scope: "tile", or "row" when whole rows are needed.
-    large_bias: the bias reaches hundreds, where bfloat16 steps by 1 or 2.
-    in_kernel: the function may be traced inside a TPU kernel: it broadcasts
-      parameters with the functions of `pairwise` only, takes scalars as
-      arrays that may be [1, s], mixes channels with those only, and holds no constant arrays.
+    halo: neighboring keys needed on each side of the tile. Scores and
+      kv_positions include them, the result does not.
+    scope: "tile", or "row" if whole rows are needed.
+    large_bias: whether the bias reaches hundreds, where bfloat16 steps by 1 or
+      2.
+    in_kernel: whether the function can be traced inside a TPU kernel. Such a
+      function broadcasts parameters and mixes channels only with the functions
+      of `pairwise`, accepts scalars as arrays that may be [1, s], and has no
+      constant arrays.
   """
 
   halo: ClassVar[int] = 0
@@ -98,7 +101,7 @@ class TileFunction:
 
 @dataclasses.dataclass(frozen=True)
 class AdditiveBias(TileFunction):
-  """A = S + B: encodings that only define `bias`."""
+  """A = S + B, for encodings that only define `bias`."""
 
   def __call__(
       self, params: Params, scores: TileScores, tile: Tile
@@ -145,16 +148,17 @@ class ScoreMod:
       q_features: Any = None,
       kv_features: Any = None,
   ) -> jax.Array:
-    """Returns the modified scores of whole rows, for an attention of your own.
+    """Returns the modified scores of whole rows, for custom attention.
 
-    Everything but the positions has a batch axis exactly if `scores` has one;
-    positions may have it. Hiding what is not visible is left to the caller.
+    All arguments but the positions have a batch axis if and only if `scores`
+    has one; for positions it is optional. The caller must mask invisible keys.
 
     Args:
       scores: [N, T, S] or [B, N, T, S], already scaled; float32 or wider.
       q_positions, kv_positions: int32 [T] and [S], or [B, T] and [B, S].
-      visible: [T, S] or [B, T, S] bool; None is every key at or before the query.
-      q_features, kv_features: of `PositionalEncoding.features`.
+      visible: [T, S] or [B, T, S] bool; None is every key at or before the
+        query.
+      q_features, kv_features: results of `PositionalEncoding.features`.
     """
     if scores.ndim == 4:
       batched = scores, q_positions, kv_positions, visible

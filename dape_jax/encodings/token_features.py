@@ -1,4 +1,4 @@
-"""Per-token inputs of tile functions, and biases that are sums over tokens."""
+"""Per-token inputs of tile functions, and biases from running sums."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -15,12 +15,12 @@ from dape_jax.encodings.tile import AdditiveBias, Params, ScoreMod, Tile
 def without_padding(x: jax.Array, segment_ids: jax.Array | None) -> jax.Array:
   """Returns x [B, T, ...] in float32 or wider, with zeros for padding tokens.
 
-  Padding may hold anything, NaN included, and 0 * NaN is NaN. A NaN that is
-  replaced before anything is made of it is in no gradient either.
+  Padding may hold anything, including NaN, and 0 * NaN is NaN. Replacing NaN
+  before any other operation also keeps it out of gradients.
 
   Args:
-    x: of each token.
-    segment_ids: [B, T] int32, 0 is padding; None is no padding.
+    x: values of each token.
+    segment_ids: [B, T] int32, 0 is padding; None for no padding.
   """
   x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   if segment_ids is None:
@@ -33,7 +33,7 @@ def given(features: Any, encoding: str) -> Any:
   """Returns a tile's features.
 
   Raises:
-    ValueError: there are none.
+    ValueError: they are None.
   """
   if features is None:
     raise ValueError(
@@ -50,18 +50,18 @@ def running_sum(
 ) -> jax.Array:
   """Returns c_i, the sum of the steps up to and including token i, [B, T, 2 N].
 
-  One sum for the whole row: what the documents before it add to all tokens of a
-  document cancels in c_i - c_j.
+  The sum runs over the whole row: contributions of earlier documents cancel in
+  c_i - c_j.
 
-  c is given in two parts, whose sum it is. A single float32 would be off by 0.01
-  at token 65,536 and by 0.2 at a million. Here the first part sums the steps
-  rounded to multiples of 1/16, exactly up to 2^20; the second sums what is left
-  of them, stays small and takes the whole gradient.
+  c is returned as two summands. A single float32 would be off by 0.01 at token
+  65,536 and by 0.2 at a million. The first summand sums the steps rounded to
+  multiples of 1/16, exact up to 2^20. The second sums the remainders, stays
+  small and carries the gradient.
 
   Args:
     steps_BxTxN: float32 or wider.
-    segment_ids: [B, T] int32; padding, id 0, adds nothing.
-    previous: [B, 2 N], the sum so far; None is 0.
+    segment_ids: [B, T] int32; padding (id 0) is ignored.
+    previous: [B, 2 N], the sum so far; None for 0.
   """
   steps = without_padding(steps_BxTxN, segment_ids)
   coarse = jax.lax.stop_gradient(jnp.round(16 * steps) / 16)
@@ -75,7 +75,7 @@ def running_sum(
 class RunningSumTile(AdditiveBias):
   """B_h(i, j) = c_i - c_j for j <= i, c_j - c_i for j > i, by position.
 
-  c is both the queries' and the keys' features, as of `running_sum`.
+  c is the feature of both queries and keys, from `running_sum`.
   """
 
   large_bias: ClassVar[bool] = True
@@ -88,7 +88,7 @@ class RunningSumTile(AdditiveBias):
     of_keys = given(tile.kv_features, "a bias of running sums").T.astype(dtype)
     parts = of_queries[:, :, None] - of_keys[:, None, :]
     between = parts.reshape(2, -1, *parts.shape[1:]).sum(0)
-    # Not -abs, whose gradient is 0 where a document's sums do not differ.
+    # Not -abs, whose gradient is 0 where two sums are equal.
     before = tile.kv_positions <= tile.q_positions
     return jnp.where(before[None], between, -between)
 
@@ -103,7 +103,7 @@ class RunningSum(PositionalEncoding):
     return 2 * self.num_heads
 
   def steps(self, logits: jax.Array) -> jax.Array:
-    """Returns what each token adds to the sum, 0 or less, of any shape."""
+    """Returns the step of each token, 0 or less, in the shape of logits."""
     raise NotImplementedError
 
   @nn.compact

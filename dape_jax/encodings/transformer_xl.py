@@ -24,8 +24,9 @@ def sinusoids_of_distances(
 ) -> TileScores:
   """Returns z_i . R_{i-j}, R_r = [sin(r w), cos(r w)], [N, t, s].
 
-  sin and cos of i - j are products of those of i and j: z turned by i, times
-  the sinusoids of j, is one matrix product, and no R_{i-j} exists for a pair.
+  By the addition theorem, sin and cos of i - j are products of those of i and
+  j: z rotated by i, times the sinusoids of j, is one matrix product, so that
+  R_{i-j} is never materialized per pair.
 
   Args:
     z_NxtxD: coefficients, D even; w_k = 10000^(-2k / D).
@@ -75,21 +76,21 @@ class TransformerXL(PositionalEncoding):
   With the scores S = q_i . k_j / sqrt(H) (attention's default scale, which is
   assumed) this is ((q_i + u) . k_j + (q_i + v) . W_R R_{i-j}) / sqrt(H). R_r is
   [sin(r w), cos(r w)], w_k = 10000^(-2k / D_R). u, v [N, H] and W_R [D_R, N, H]
-  ~ N(0, 0.02^2) at init, float32, as all that is computed from them.
+  ~ N(0, 0.02^2) at init. Parameters and computation are float32.
 
-  The distance is split by the addition theorem into what a query and what a key
-  needs, z_i = (q_i + v) W_R / sqrt(H), which is N D_R numbers for each query,
-  and the sinusoids of j: memory is linear in the length. Departures: u, v and
-  W_R are not shared by the layers unless the whole encoding is, and there is no
-  recurrence over segments (a cache does that). A key after the query has R of
-  the negative distance, as the formula says.
+  The addition theorem splits the distance into a query part, z_i = (q_i + v)
+  W_R / sqrt(H) with N D_R numbers per query, and a key part, the sinusoids of
+  j, so memory is linear in the length. Departures: layers share u, v and W_R
+  only if they share the whole encoding, and there is no segment recurrence (use
+  a cache). A key after the query gets R of the negative distance, as in the
+  formula.
 
   Source: Dai et al. 2019, section 3.3, arXiv 1901.02860.
   Extrapolates: yes, to a few times the training length.
 
   Attributes:
     num_heads: N.
-    sinusoid_width: D_R, even; 0 is the width of the model.
+    sinusoid_width: D_R, even; 0 for the width of the model.
   """
 
   num_heads: int

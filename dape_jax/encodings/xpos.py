@@ -10,7 +10,7 @@ from dape_jax.encodings.position_limit import checked_positions
 from dape_jax.encodings.rope import Rope, rotated
 from dape_jax.errors import ConfigError
 
-# float32 ends at 3e38 and 1e-38; the rest is room for queries and keys.
+# float32 reaches 3e38 and 1e-38; the rest is headroom for queries and keys.
 LARGEST_MAGNITUDE = 1e35
 
 
@@ -26,19 +26,20 @@ class XPos(Rope):
   """RoPE's q_i times zeta_k^((i - c)/b), and its k_j times zeta_k^((c - j)/b).
 
   zeta_k = (2k/H + gamma) / (1 + gamma) of pair k, b = scale_base. Products of
-  pair k decay as zeta_k^((i - j)/b), whatever the center c. Pairs are
-  half-split like RoPE's, the released code's are neighbours: another order of
-  channels. For causal attention only: products with keys after the query would
-  grow.
+  pair k decay as zeta_k^((i - j)/b) for any center c. Pairs are half-split like
+  RoPE's; those of the released code are adjacent, which only reorders channels.
+  For causal attention only: products with keys after the query would grow.
 
-  Queries and keys are scaled apart, since keys are cached, and must stay within
-  float32's range: magnitudes reach 1e35 at position c + 64 b (49,321 as it is),
-  and positions beyond are an error, under jit too, on TPU NaN under jit (see
-  `checked_positions`). The released code sets c to half the length of the call,
-  which a cache forbids. Far from c small gradients of the fastest pair are
-  lost: 32 b away, as at position 0, those below 1e-20, 64 b away those below
-  1e-3, and there scores of queries and keys of size 1e-2 are off by 6%. So a larger c is for reading; a trained model may be read with any. A
-  negative position (no token) counts as 0. float16 is refused.
+  Queries and keys are scaled separately, since keys are cached, and must stay
+  within float32's range. Magnitudes reach 1e35 at position c + 64 b (49,321 by
+  default); positions beyond raise an error, under jit too, but NaN under jit on
+  TPU (see `checked_positions`). The released code sets c to half the length of
+  the call, which is impossible with a cache. Far from c, small gradients of the
+  fastest pair underflow: those below 1e-20 at a distance of 32 b (such as
+  position 0), those below 1e-3 at 64 b, where scores of queries and keys of
+  size 1e-2 are also off by 6%. Use a larger c for evaluation only; a trained
+  model may be evaluated with any c. A negative position (no token) counts as 0.
+  float16 is rejected.
 
   Source: Sun et al. 2022, algorithm 1, arXiv 2212.10554.
   Extrapolates: yes, with the authors' blockwise causal attention.
@@ -46,10 +47,10 @@ class XPos(Rope):
   Attributes:
     num_heads: N.
     rope_theta: base of the geometric frequencies.
-    fraction: part of the head dim that is turned and scaled.
+    fraction: fraction of the head dim that is rotated and scaled.
     scale_base: b, in tokens.
     gamma: smallest zeta is gamma / (1 + gamma).
-    center: c, the position of magnitude 1; no score depends on it.
+    center: c, the position of magnitude 1; scores do not depend on it.
   """
 
   scale_base: float = 512.0
@@ -69,12 +70,12 @@ class XPos(Rope):
     super().__post_init__()
 
   def reach(self) -> int:
-    """Returns how far from the center positions may lie."""
+    """Returns the largest supported distance from the center."""
     decay = -math.log(xpos_zeta(2, self.gamma)[0]) / self.scale_base
     return min(int(math.log(LARGEST_MAGNITUDE) / decay), 2**30 - 1)
 
   def last_position(self) -> int:
-    """Returns the last position that has a magnitude."""
+    """Returns the last supported position."""
     return self.center + self.reach()
 
   def position_limit(self):
@@ -83,11 +84,11 @@ class XPos(Rope):
   def magnitudes(
       self, positions: jax.Array, dim: int, dtype: jnp.dtype
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns what queries and what keys are multiplied by, [..., dim/2] each.
+    """Returns the factors of queries and of keys, [..., dim/2] each.
 
     Args:
-      positions: int32, any shape; NaN beyond the last that has a magnitude.
-      dim: turned channels.
+      positions: int32, any shape; the result is NaN beyond `last_position`.
+      dim: number of rotated channels.
       dtype: float32 or float64.
     """
     rates = np.log(xpos_zeta(dim, self.gamma)) / self.scale_base
@@ -112,7 +113,7 @@ class XPos(Rope):
           jnp.maximum(jnp.asarray(positions, jnp.int32), 0),
           last + 1,
           f"xPos of scale_base={self.scale_base} and center={self.center} stays"
-          f" within float32 up to position {last} only. Read shorter text, or"
+          f" within float32 up to position {last} only. Use shorter text, or"
           f" raise center to at most {self.reach()}: that raises the limit by"
           " as much and changes no score.",
           beside=x,

@@ -1,11 +1,11 @@
-"""Text that a trained model writes after a prompt.
+"""Samples text from a trained model.
 
   python -m dape_jax.generate --checkpoint=runs/my_run --prompt="def main("
 
-A checkpoint is the --workdir of a training run (the latest step) or a step in its
-checkpoints folder. One prompt's text appears on a terminal as it is written;
-texts of several prompts are printed when all are done, each under its prompt.
-Bytes that are not UTF-8 are shown as U+FFFD.
+--checkpoint is the --workdir of a training run (latest step) or one step in its
+checkpoints folder. On a terminal, the text of a single prompt is streamed.
+Texts of several prompts are printed at the end, each under its prompt. Bytes
+that are not UTF-8 are shown as U+FFFD.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import sys
 from dape_jax import cli
 from dape_jax.errors import ConfigError
 
-# Characters of a prompt above its text.
+# Maximum number of characters of a prompt in a heading.
 _HEADING = 60
 
 
@@ -29,62 +29,61 @@ def _parser() -> argparse.ArgumentParser:
       allow_abbrev=False,
   )
   add = parser.add_argument
-  add("--checkpoint", metavar="DIR", required=True, help="the run that writes")
+  add("--checkpoint", metavar="DIR", required=True, help="run to sample from")
   add(
       "--prompt",
       metavar="TEXT",
       action="append",
       default=[],
-      help="what the text begins with; may be given several times",
+      help="prompt text; may be repeated",
   )
-  add("--prompt_file", metavar="FILE", help="a file that is one more prompt")
+  add("--prompt_file", metavar="FILE", help="file with one more prompt")
   add(
       "--max_new_tokens",
       type=cli.whole_number_type(),
       default=200,
-      help="at most so many after each prompt (default %(default)s)",
+      help="maximum number of new tokens per prompt (default %(default)s)",
   )
   add(
       "--temperature",
       type=float,
       default=0.8,
-      help="logits are divided by it; 0 takes the likeliest token every time"
+      help="sampling temperature; 0 always takes the most likely token"
       " (default %(default)s)",
   )
   add(
       "--top_k",
       type=cli.whole_number_type(),
       default=0,
-      help="draw from the k likeliest tokens only; 0 is all (default"
+      help="sample from the k most likely tokens; 0 for all (default"
       " %(default)s)",
   )
   add(
       "--top_p",
       type=float,
       default=1.0,
-      help="draw from the likeliest tokens that make up this probability"
-      " (default %(default)s)",
+      help="sample from the most likely tokens that reach this total"
+      " probability (default %(default)s)",
   )
   add(
       "--seed",
       type=cli.whole_number_type(),
       default=0,
-      help="another one draws another text (default %(default)s)",
+      help="random seed (default %(default)s)",
   )
   add(
       "--ignore_eos",
       action="store_true",
-      help="write on where the model ends the document; by default a text stops"
-      " there",
+      help="continue past the end-of-document token instead of stopping",
   )
   return parser
 
 
 class TextAfter:
-  """Text of tokens as they come, whole characters only.
+  """Decodes a stream of tokens after a prompt, in complete characters.
 
-  Bytes of a character wait for the rest of it, those at the end of the prompt
-  too. What is not UTF-8 becomes U+FFFD.
+  Holds incomplete UTF-8 sequences back until their remaining bytes arrive,
+  including one at the end of the prompt. Invalid bytes become U+FFFD.
   """
 
   def __init__(self, prompt: bytes, tokenizer):
@@ -93,12 +92,12 @@ class TextAfter:
     self._decoder.decode(prompt)
 
   def read(self, tokens, final: bool = False) -> str:
-    """Returns the characters that are complete; if `final`, what is left too."""
+    """Returns the complete characters; if `final`, also the remainder."""
     return self._decoder.decode(self._tokenizer.decode(tokens), final)
 
 
 def _prompts(flags: argparse.Namespace) -> list[bytes]:
-  # Arguments that are not UTF-8 are bytes all the same.
+  # Keep the bytes of arguments that are not UTF-8.
   prompts = [os.fsencode(text) for text in flags.prompt]
   names = ["--prompt"] * len(prompts)
   if flags.prompt_file is not None:
@@ -116,40 +115,39 @@ def _prompts(flags: argparse.Namespace) -> list[bytes]:
 
 
 def heading(prompt: bytes) -> str:
-  """Returns the line above a prompt's text: the prompt, or the end of it."""
+  """Returns the heading of a prompt's text: the prompt or its end."""
   text = prompt.decode("utf-8", "replace")
   if len(text) > _HEADING:
     text = "..." + text[-_HEADING:]
   return f"==> {text!r} <=="
 
 
-def _load(path: str):
-  """Returns the run, which must have been trained on text."""
-  # Orbax takes seconds to start; a wrong flag is told at once.
-  from dape_jax.checkpoint.runs import check_reads_text, load_run, warn_of_edge
-
-  run = load_run(path)
-  check_reads_text(run, "give one trained on text")
-  warn_of_edge(run, path)
-  return run
-
-
 def main(argv: list[str]) -> None:
-  """Writes text to standard output.
+  """Prints sample text to standard output.
 
   Args:
-    argv: flags.
+    argv: command-line flags.
 
   Raises:
-    ConfigError: they are wrong, or the checkpoint or the prompt file is.
+    ConfigError: a flag, the checkpoint or the prompt file is invalid.
   """
   flags = _parser().parse_args(argv)
   prompts = _prompts(flags)
-  run = _load(flags.checkpoint)
+
+  # Slow imports, so that invalid flags fail at once.
+  from dape_jax.checkpoint.runs import (
+      check_reads_text,
+      load_run,
+      load_tokenizer,
+      warn_of_edge,
+  )
+
+  run = load_run(flags.checkpoint)
+  check_reads_text(run, "give one trained on text")
+  warn_of_edge(run, flags.checkpoint)
 
   import jax
 
-  from dape_jax.checkpoint.runs import load_tokenizer
   from dape_jax.generate.sampler import generate
   from dape_jax.models import Transformer
 
@@ -160,8 +158,8 @@ def main(argv: list[str]) -> None:
   def show(new_tokens):
     print(texts[0].read(new_tokens[0]), end="", flush=True)
 
-  # Through the host: arrays that go from all devices to one keep the mesh of all
-  # in their type, which position checks would run on.
+  # Drops the training mesh from the arrays' types; position checks would
+  # otherwise run on that mesh.
   params = jax.device_put(run.params, jax.local_devices()[0])
   written = generate(
       Transformer(run.config.model),
@@ -183,7 +181,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  # What the terminal has no letter for is shown as "?".
+  # Show characters that the terminal cannot encode as "?".
   sys.stdout.reconfigure(errors="replace")
-  # No flags are left for absl, whose flags are of the whole process.
+  # argparse handles the flags; absl gets none.
   cli.run(lambda _: main(sys.argv[1:]), ["generate"])

@@ -1,4 +1,4 @@
-"""Which token comes next: the likeliest, or drawn by temperature and cuts."""
+"""The next token: greedy, or sampled with temperature, top-k and top-p."""
 
 from collections.abc import Sequence
 
@@ -9,19 +9,19 @@ import numpy as np
 
 from dape_jax.errors import ConfigError
 
-# Logits divided by more are not told apart by float32.
-_HOTTEST = 1e30
+# float32 cannot distinguish logits divided by more.
+_MAX_TEMPERATURE = 1e30
 
 
 @flax.struct.dataclass
 class Sampling:
-  """How tokens are drawn; arrays, so that other numbers compile nothing.
+  """Sampling settings as arrays, so that changing them does not recompile.
 
   Attributes:
-    key: of `jax.random`.
+    key: `jax.random` key.
     temperature, top_k, top_p: scalars, see `generate`.
-    allowed_V: bool, which tokens may be drawn.
-    stops_V: bool, which ones end a row.
+    allowed_V: bool mask of the tokens that may be sampled.
+    stops_V: bool mask of the tokens that end a row.
   """
 
   key: jax.Array
@@ -42,15 +42,20 @@ def make_sampling(
     stop_tokens: Sequence[int],
     num_allowed: int | None,
 ) -> Sampling:
-  """Returns the arrays of `sampler.generate`'s settings.
+  """Returns the settings of `sampler.generate` as arrays.
 
   Raises:
-    ConfigError: one of them is wrong.
+    ConfigError: a setting is invalid.
   """
   if num_allowed is None:
     num_allowed = vocab_size
   for name, value, fits, valid in (
-      ("temperature", temperature, 0 <= temperature <= _HOTTEST, "0 to 1e30"),
+      (
+          "temperature",
+          temperature,
+          0 <= temperature <= _MAX_TEMPERATURE,
+          "0 to 1e30",
+      ),
       ("top_k", top_k, top_k >= 0, "1 or more, or 0 for all tokens"),
       ("top_p", top_p, 0 < top_p <= 1, "above 0 and up to 1, for all tokens"),
       ("seed", seed, 0 <= seed < 2**32, "0 to 2**32 - 1"),
@@ -66,7 +71,7 @@ def make_sampling(
   check_ids("stop_tokens", np.asarray(stop_tokens), vocab_size)
   ids_V = np.arange(vocab_size)
   if temperature < np.finfo(np.float32).tiny:
-    temperature = 0  # What is smaller is 0 to some operations only.
+    temperature = 0  # Some operations flush subnormals to 0, others do not.
   return Sampling(
       jax.random.key(np.uint32(seed)),
       temperature=np.float32(temperature),
@@ -78,14 +83,12 @@ def make_sampling(
 
 
 def check_ids(name: str, ids: np.ndarray, vocab_size: int) -> None:
-  """Raises a ConfigError, which begins with `name`, for what is no token id."""
+  """Raises a ConfigError that names `name` unless all ids are token ids."""
   is_whole = not ids.size or np.issubdtype(ids.dtype, np.integer)
   if ids.ndim != 1 or not is_whole:
-    raise ConfigError(f"{name}: must be a row of whole numbers, token ids.")
+    raise ConfigError(f"{name}: must be a 1-D array of integers, token ids.")
   for token in ids[(ids < 0) | (ids >= vocab_size)]:
-    raise ConfigError(
-        f"{name} has id {token}: the model's are 0 to {vocab_size - 1}."
-    )
+    raise ConfigError(f"{name} has id {token}: must be 0 to {vocab_size - 1}.")
 
 
 def cut_logits(
@@ -94,22 +97,22 @@ def cut_logits(
     top_k: jax.Array,
     top_p: jax.Array,
 ) -> jax.Array:
-  """Returns (logits - max) / temperature, -inf where a cut leaves none, [V].
+  """Returns (logits - max) / temperature, -inf for excluded tokens, [V].
 
-  Top-k keeps the k likeliest tokens, of equal ones those with lower ids. Of what
-  it keeps, with probabilities that sum to 1 again, top-p keeps the fewest
-  likeliest whose sum reaches p, at least one.
+  Top-k keeps the k most likely tokens; ties go to lower ids. Top-p renormalizes
+  their probabilities and keeps the smallest set of most likely tokens whose
+  total reaches p, at least one.
 
   Source: top-k, Fan et al. 2018, section 5.4, arXiv 1805.04833; top-p (nucleus),
   Holtzman et al. 2020, section 3.1, arXiv 1904.09751.
 
   Args:
     logits_V: float32.
-    temperature: above 0.
-    top_k: int32, 0 keeps all.
-    top_p: in (0, 1], 1 keeps all.
+    temperature: scalar above 0.
+    top_k: int32 scalar; 0 keeps all.
+    top_p: scalar in (0, 1]; 1 keeps all.
   """
-  # Without the largest a small temperature would make several of them infinite.
+  # Subtract the maximum first: a small temperature could overflow the others.
   scaled_V = (logits_V - logits_V.max()) / temperature
   order_V = jnp.argsort(-scaled_V)
   kept_V = (top_k == 0) | (jnp.arange(len(order_V)) < top_k)
@@ -125,7 +128,7 @@ def cut_logits(
 def next_token(
     logits_V: jax.Array, key: jax.Array, sampling: Sampling
 ) -> jax.Array:
-  """Returns the token that is drawn with `key`, int32 scalar."""
+  """Returns the next token, int32 scalar; `key` is used if sampling."""
   logits_V = jnp.where(sampling.allowed_V, logits_V, -jnp.inf)
   cuts = sampling.temperature, sampling.top_k, sampling.top_p
   return jax.lax.cond(

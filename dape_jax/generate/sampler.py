@@ -1,4 +1,4 @@
-"""Text that a decoder writes after prompts, through the key/value cache."""
+"""Text generation with a decoder and its key/value cache."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -21,21 +21,21 @@ from dape_jax.generate.next_token import (
 )
 from dape_jax.models.layer_encodings import check_positions
 
-# In one call of the compiled program, where nobody waits for each of them.
+# Per call of the compiled program, unless tokens are streamed.
 _TOKENS_PER_CALL = 16
-# In place of a token: the row has stopped, or its logits are not finite.
+# Markers instead of a token: the row has stopped; its logits are not finite.
 _STOPPED, _FAILED = -1, -2
 
 
 @flax.struct.dataclass
 class _Rows:
-  """Where the rows of a batch stand.
+  """Decoding state of a batch.
 
   Attributes:
-    cache: of all tokens but the last.
-    tokens_B, positions_B: int32, each row's last token, which is to be read.
-    stopped_B: bool.
-    step: int32 scalar, new tokens so far.
+    cache: cache of all tokens but the last.
+    tokens_B, positions_B: int32, last token of each row, the next model input.
+    stopped_B: bool, which rows have ended.
+    step: int32 scalar, number of new tokens so far.
   """
 
   cache: Cache
@@ -46,19 +46,21 @@ class _Rows:
 
 
 @functools.partial(jax.jit, static_argnames="model", donate_argnames="cache")
-def _read(model, params, cache, tokens_BxT, segment_ids_BxT, positions_BxT):
-  """Returns the cache with T more tokens; their logits are not computed."""
+def _prefill_chunk(
+    model, params, cache, tokens_BxT, segment_ids_BxT, positions_BxT
+):
+  """Returns the cache with T more tokens; XLA drops the unused logits."""
   _, cache = model.apply(
       {"params": params}, tokens_BxT, segment_ids_BxT, positions_BxT, cache
   )
   return cache
 
 
-def _read_prompts(model, params, prompts, chunk: int, num_new: int) -> _Rows:
-  """Returns the rows after all but the last tokens of the prompts.
+def _prefill(model, params, prompts, chunk: int, num_new: int) -> _Rows:
+  """Returns the state after all but the last token of each prompt.
 
-  Padded at the left, so that what follows stands beside its prompt. Sizes are
-  powers of two, so that few of them are compiled.
+  Prompts are left-padded, so that new tokens directly follow them. Sizes are
+  powers of two to limit the number of compilations.
   """
   lengths_B = np.array([len(prompt) for prompt in prompts], np.int32)
   longest = int(lengths_B.max()) - 1
@@ -70,14 +72,14 @@ def _read_prompts(model, params, prompts, chunk: int, num_new: int) -> _Rows:
   positions_BxT = np.arange(padded) - (padded + 1 - lengths_B[:, None])
   segment_ids_BxT = np.int32(positions_BxT >= 0)
   positions_BxT = np.int32(np.maximum(positions_BxT, 0))
-  # There from the start: arrays that move to it compile everything once more.
-  place = _place_of(params)
+  # Commit arrays to the devices now: moving later would recompile.
+  sharding = _replicated(params)
   cache = model.empty_cache(len(prompts), next_power_of_two(padded + num_new))
-  cache = jax.device_put(cache, place)
+  cache = jax.device_put(cache, sharding)
   for start in range(0, padded, chunk):
     part = slice(start, start + chunk)
     arrays = tokens_BxT, segment_ids_BxT, positions_BxT
-    cache = _read(model, params, cache, *(x[:, part] for x in arrays))
+    cache = _prefill_chunk(model, params, cache, *(x[:, part] for x in arrays))
   rows = _Rows(
       cache,
       tokens_B=np.array([prompt[-1] for prompt in prompts], np.int32),
@@ -85,27 +87,27 @@ def _read_prompts(model, params, prompts, chunk: int, num_new: int) -> _Rows:
       stopped_B=np.zeros(len(prompts), bool),
       step=np.int32(0),
   )
-  return jax.device_put(rows, place)
+  return jax.device_put(rows, sharding)
 
 
-def _place_of(params) -> jax.sharding.Sharding:
-  """Returns the parameters' devices, for arrays that are whole on each."""
+def _replicated(params) -> jax.sharding.Sharding:
+  """Returns the sharding that replicates arrays on the parameters' devices."""
   sharding = jnp.asarray(jax.tree.leaves(params)[0]).sharding
   if isinstance(sharding, jax.sharding.NamedSharding):
-    whole = jax.sharding.PartitionSpec()
-    return jax.sharding.NamedSharding(sharding.mesh, whole)
+    spec = jax.sharding.PartitionSpec()
+    return jax.sharding.NamedSharding(sharding.mesh, spec)
   return sharding
 
 
 @functools.partial(jax.jit, static_argnames="model", donate_argnames="rows")
 def _decode(model, params, rows: _Rows, sampling: Sampling, num_tokens):
-  """Returns the rows with up to `num_tokens` more, and these, [B, per call].
+  """Returns the state after up to `num_tokens` steps, and the new tokens.
 
-  Ends when all rows have stopped.
+  Stops early when all rows have ended. New tokens are [B, _TOKENS_PER_CALL].
   """
   batch_size = len(rows.tokens_B)
 
-  def goes_on(carry):
+  def not_done(carry):
     i, rows, _ = carry
     return (i < num_tokens) & ~rows.stopped_B.all()
 
@@ -121,7 +123,7 @@ def _decode(model, params, rows: _Rows, sampling: Sampling, num_tokens):
     logits_BxV = logits_Bx1xV[:, 0].astype(jnp.float32)
 
     def drawn(logits_V, row):
-      # Of this row alone, whatever the others are.
+      # Independent of the other rows of the batch.
       key = jax.random.fold_in(sampling.key, row)
       key = jax.random.fold_in(key, rows.step)
       return next_token(logits_V, key, sampling)
@@ -141,7 +143,7 @@ def _decode(model, params, rows: _Rows, sampling: Sampling, num_tokens):
 
   none = jnp.full((batch_size, _TOKENS_PER_CALL), _STOPPED, jnp.int32)
   _, rows, new_BxC = jax.lax.while_loop(
-      goes_on, one_token, (jnp.int32(0), rows, none)
+      not_done, one_token, (jnp.int32(0), rows, none)
   )
   return rows, new_BxC
 
@@ -161,43 +163,44 @@ def generate(
     chunk: int = 512,
     on_tokens: Callable[[list[np.ndarray]], Any] | None = None,
 ) -> list[np.ndarray]:
-  """Returns what the model writes after each prompt.
+  """Returns the model's continuation of each prompt.
 
-  Up to rounding a row depends on its prompt alone, and where it is drawn also on
-  its place in the batch. (But dynamic NTK turns all rows for the longest one,
-  and a row of DAPE V2 with edge="zero" depends on where the matrix ends.)
-  Prompts are read through the cache in chunks: memory is linear in the length.
-  One program is compiled for each batch size and each power of two of tokens,
-  prompt and new ones together, and one for each size of chunks.
+  Up to rounding, a row depends only on its prompt and, if sampled, on its index
+  in the batch. There are two exceptions: dynamic NTK scales all rows for the
+  longest one, and DAPE V2 with edge="zero" depends on where the matrix ends.
+
+  Prompts are prefilled in chunks, so memory is linear in their length. Programs
+  are compiled per batch size and power-of-two cache capacity (prompt plus new
+  tokens), and per chunk size.
 
   Args:
     model: decoder such as `models.Transformer`; hashable.
-    params: its parameters.
-    prompts: token ids, each of any length from 1.
-    max_new_tokens: at most so many after each prompt.
-    temperature: logits are divided by it; 0 takes the likeliest token.
-    top_k: draws from the k likeliest tokens only; 0 from all.
-    top_p: draws from the likeliest tokens that make up this probability.
-    seed: 0 to 2**32 - 1.
-    stop_tokens: ids that end a row; the one that did is its last token.
-    vocab_size: ids from here on are not taken, such as those that only pad the
-      head; None takes all.
-    chunk: tokens of a prompt read at a time, at most.
-    on_tokens: called with the new tokens of each row, none if it has stopped,
-      as soon as one is there.
+    params: parameters of the model.
+    prompts: token ids, at least one per prompt.
+    max_new_tokens: maximum number of new tokens per prompt.
+    temperature: divisor of the logits; 0 takes the most likely token.
+    top_k: sample from the k most likely tokens; 0 for all.
+    top_p: sample from the most likely tokens that reach this total probability.
+    seed: random seed, 0 to 2**32 - 1.
+    stop_tokens: ids that end a row; the row includes the stop token.
+    vocab_size: ids from here on are excluded, such as padding of the head; None
+      allows all.
+    chunk: maximum number of prompt tokens per prefill step.
+    on_tokens: callback after each step, with the new tokens of each row (none
+      if the row has ended).
 
   Returns:
-    For each prompt int32 [up to max_new_tokens], without the prompt.
+    For each prompt, int32 [up to max_new_tokens], without the prompt.
 
   Raises:
-    ConfigError: an argument is wrong, the encoding has no numbers for so long a
-      text, or the model's logits are not finite.
+    ConfigError: an argument is invalid, the text exceeds the encoding's
+      position limit, or the model's logits are not finite.
   """
   config = model.config
   if not config.causal or config.num_outputs:
     raise ConfigError(
         f"config.model.causal={config.causal}, num_outputs={config.num_outputs}:"
-        " only a decoder (True) whose outputs are its tokens (0) writes text."
+        " generation needs a decoder (True) whose outputs are tokens (0)."
     )
   sampling = make_sampling(
       config.vocab_size,
@@ -221,11 +224,11 @@ def generate(
   longest = max(map(len, prompts))
   check_positions(
       config,
-      longest + max_new_tokens - 1,  # The last one is not read.
+      longest + max_new_tokens - 1,  # The last one is not an input.
       f"max_new_tokens={max_new_tokens} after a prompt of {longest}",
   )
   model = model.at_length(longest + max_new_tokens)
-  rows = _read_prompts(model, params, prompts, chunk, max_new_tokens)
+  rows = _prefill(model, params, prompts, chunk, max_new_tokens)
   per_call = 1 if on_tokens else _TOKENS_PER_CALL
   parts = []
   for start in range(0, max_new_tokens, per_call):
@@ -234,8 +237,8 @@ def generate(
     new_BxC, stopped_B = jax.device_get((new_BxC, rows.stopped_B))
     if (new_BxC == _FAILED).any():
       raise ConfigError(
-          "the model's logits are not finite; take a checkpoint from before its"
-          " training went wrong."
+          "the model's logits are not finite; use a checkpoint from before"
+          " training diverged."
       )
     parts.append([row[row != _STOPPED] for row in new_BxC])
     if on_tokens:

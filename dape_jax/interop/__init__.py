@@ -1,1 +1,1 @@
-"""Checkpoints and tensors of other projects."""
+"""Interoperability with lm-evaluation-harness and GPT-NeoX."""

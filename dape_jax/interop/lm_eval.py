@@ -1,12 +1,12 @@
-r"""Checkpoints in lm-evaluation-harness (`pip install 'dape_jax[lm_eval]'`).
+r"""Runs lm-evaluation-harness on checkpoints.
 
   python -m dape_jax.interop.lm_eval --model dape_jax \
       --model_args checkpoint=runs/my_run --tasks wikitext --batch_size 8
 
-This is the harness' own command with all its flags, and one more model. The
-harness (0.4.13) knows the models of its own table only, so `lm_eval` alone does
-not find this one. In Python, import this module before
-`lm_eval.simple_evaluate(model="dape_jax", ...)`.
+Requires `pip install 'dape_jax[lm_eval]'`. This is the harness' own command,
+with all its flags and the model "dape_jax" registered. The harness (0.4.13) has
+no plugin mechanism, so plain `lm_eval` does not find the model. In Python,
+import this module before `lm_eval.simple_evaluate(model="dape_jax", ...)`.
 """
 
 import collections
@@ -50,29 +50,29 @@ except ImportError as error:
 
 def _positive(name: str, value: Any) -> int:
   if not str(value).isdecimal() or int(value) == 0:
-    raise ConfigError(f"{name}={value}: must be a whole number above 0.")
+    raise ConfigError(f"{name}={value}: must be a positive integer.")
   return int(value)
 
 
 @register_model("dape_jax")
 class DapeJaxLM(TemplateLM):
-  """A checkpoint as a model of the harness.
+  """Harness model backed by a checkpoint.
 
-  Every text begins at position 0. A token of a continuation sees the whole
-  context and the continuation before it; an empty context is the tokenizer's
-  EOS token, as in the harness' own models. A document (loglikelihood_rolling)
-  is read behind EOS, once and whole, through the cache: each token sees all
-  before it.
+  Every text starts at position 0. A continuation is conditioned on its whole
+  context; an empty context is replaced by the tokenizer's EOS token, as in the
+  harness' own models. A document (loglikelihood_rolling) is scored after EOS in
+  one pass through the cache, so each token is conditioned on all previous ones.
 
-  With max_length, contexts are cut at the left, which is logged, and documents
-  are read in the harness' windows, each of which predicts max_length tokens:
-  the first begins with EOS, the others with the last token of the window
-  before, so that a token sees 1 to max_length tokens. The last window is filled
-  up with earlier tokens at its left.
+  With max_length, contexts are truncated on the left, which is logged, and
+  documents are split into the harness' windows of max_length predicted tokens.
+  The first window starts with EOS, the others with the last token of the
+  previous window, so each token has 1 to max_length tokens of context. The last
+  window is extended to the left with earlier tokens.
 
-  Under dynamic NTK a text counts as long as the next power of two, from 64 on.
-  Up to rounding, results do not depend on the batch size, except under DAPE V2
-  with edge="zero"; random draws do, and on the harness' --seed (of NumPy).
+  Dynamic NTK uses the next power of two of a text's length, at least 64. Up to
+  rounding, results do not depend on the batch size, except for DAPE V2 with
+  edge="zero". Sampled text depends on the batch size and on the harness' --seed
+  (NumPy).
   """
 
   def __init__(
@@ -88,16 +88,16 @@ class DapeJaxLM(TemplateLM):
 
     Args:
       checkpoint: workdir of a training run, its `checkpoints` folder, or one
-        step in there.
-      batch_size: texts read at a time, at most.
-      max_length: inputs per text, at most; None: no limit.
-      max_gen_toks: tokens to write where a task gives no limit.
-      device: of no effect, as the harness always gives one, "cuda:0" if nobody
-        does; JAX chooses, or the environment variable JAX_PLATFORMS.
-      max_batch_size: of --batch_size=auto, which is not supported.
+        step in it.
+      batch_size: maximum batch size.
+      max_length: maximum number of input tokens per text; None for no limit.
+      max_gen_toks: maximum number of new tokens if the task sets none.
+      device: ignored; the harness always passes one ("cuda:0" by default). JAX
+        chooses the device, or the environment variable JAX_PLATFORMS.
+      max_batch_size: must be None: --batch_size=auto is not supported.
 
     Raises:
-      ConfigError: an argument is wrong, or the checkpoint is.
+      ConfigError: an argument or the checkpoint is invalid.
     """
     super().__init__()
     if max_batch_size is not None:
@@ -125,20 +125,20 @@ class DapeJaxLM(TemplateLM):
   def tok_encode(
       self, string: str, add_special_tokens: bool | None = None, **kwargs
   ) -> list[int]:
-    """Returns the ids of the text in UTF-8; never adds special tokens."""
+    """Returns the token ids of the text, without special tokens."""
     return self._ids.encode(string.encode()).tolist()
 
   def apply_chat_template(self, chat_history, add_generation_prompt=True):
     raise NotImplementedError(
-        "models of dape_jax are trained on plain text and have no chat"
-        " template; leave out --apply_chat_template."
+        "dape_jax models are trained on plain text and have no chat template;"
+        " omit --apply_chat_template."
     )
 
   def chat_template(self, chat_template: bool | str = False) -> str | None:
     return self.apply_chat_template([]) if chat_template else ""
 
   def get_model_info(self) -> dict[str, Any]:
-    """Returns what the harness notes down with its results."""
+    """Returns the metadata that the harness stores with its results."""
     config = self._run.config
     return {
         "model_num_parameters": sum(
@@ -158,16 +158,17 @@ class DapeJaxLM(TemplateLM):
     """Returns log-likelihood in nats and is_greedy of each continuation."""
     scored = [len(target) for *_, target in requests]
     texts = cut_left(
-        # A context of spaces only is empty: they go to the continuation.
+        # The harness moves a context's trailing spaces to the continuation, so
+        # a context of spaces is empty.
         [(c or [self._ids.eos]) + target for _, c, target in requests],
-        # The last target is not read.
+        # The last target is not an input.
         limit=self.max_length and self.max_length + 1,
         needed=max(scored, default=0) + 1,
     )
     readings = [Reading(*reading) for reading in zip(texts, scored)]
-    # The probability of nothing is 1.
+    # An empty continuation has probability 1.
     answers = [(0.0, True)] * len(requests)
-    for i, *answer in self._read(readings, disable_tqdm):
+    for i, *answer in self._score(readings, disable_tqdm):
       answers[i] = tuple(answer)
       self.cache_hook.add_partial("loglikelihood", requests[i][0], answers[i])
     return answers
@@ -185,12 +186,12 @@ class DapeJaxLM(TemplateLM):
         readings.append(Reading([*inputs, targets[-1]], len(targets)))
         documents.append(i)
     answers = [0.0] * len(requests)
-    for i, log_likelihood, _ in self._read(readings, disable_tqdm):
+    for i, log_likelihood, _ in self._score(readings, disable_tqdm):
       answers[documents[i]] += log_likelihood
     return answers
 
   def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
-    """Returns what the model writes after each context."""
+    """Returns the model's continuation of each context."""
     groups = collections.defaultdict(list)
     for i, request in enumerate(requests):
       kwargs = normalize_gen_kwargs(request.args[1], self.max_gen_toks)
@@ -213,7 +214,7 @@ class DapeJaxLM(TemplateLM):
           prompts,
           generation,
           batch_size=self.batch_size,
-          # Longer strings are looked for when all is written.
+          # Longer stop strings are found after generation.
           stop_tokens=[self._ids.eos, *(e[0] for e in ends if len(e) == 1)],
           vocab_size=self._ids.vocab_size,
       ):
@@ -227,7 +228,7 @@ class DapeJaxLM(TemplateLM):
     bar.close()
     return answers
 
-  def _read(self, readings: list[Reading], disable_tqdm: bool):
+  def _score(self, readings: list[Reading], disable_tqdm: bool):
     return tqdm.tqdm(
         read_texts(
             self._model, self._params, readings, batch_size=self.batch_size
@@ -239,7 +240,7 @@ class DapeJaxLM(TemplateLM):
 
 
 def main() -> None:
-  """Runs the harness' command, which reads sys.argv."""
+  """Runs the harness' command, which parses sys.argv."""
   cli.run(lambda _: cli_evaluate(), ["lm_eval"])
 
 

@@ -1,4 +1,4 @@
-"""Texts to read and to write for lm-evaluation-harness, in few batches."""
+"""Batched scoring and generation for lm-evaluation-harness requests."""
 
 import collections
 import functools
@@ -17,20 +17,20 @@ from dape_jax.models.layer_encodings import check_positions
 
 logger = logging.getLogger(__name__)
 
-# Tokens of a text that are read at a time, at most.
+# Maximum number of tokens per prefill step.
 _CHUNK = 512
-# Shorter texts count as this long, and share their programs.
+# Minimum bucket length; shorter texts share one program.
 _SHORTEST = 64
-# A model's programs are compiled once.
+# One compilation per model.
 _segment_scores_of = functools.cache(make_segment_scores)
 
 
 class Reading(NamedTuple):
-  """A text to read.
+  """A text to score.
 
   Attributes:
-    tokens: ids.
-    scored: how many of the last ones are predicted, each from all before it.
+    tokens: token ids.
+    scored: number of final tokens to score, each given all tokens before it.
   """
 
   tokens: list[int]
@@ -38,10 +38,10 @@ class Reading(NamedTuple):
 
 
 class Generation(NamedTuple):
-  """How a text is written.
+  """Settings of text generation.
 
   Attributes:
-    until: strings; the text ends before the first one.
+    until: stop strings; the text ends before the first occurrence of any.
     max_new_tokens, temperature, top_k, top_p: see `sampler.generate`.
   """
 
@@ -63,20 +63,22 @@ _GENERATION_KWARGS = (
 
 
 def generation_of(gen_kwargs: Mapping[str, Any]) -> Generation:
-  """Returns what a request's generation_kwargs ask for.
+  """Returns the generation settings of a request.
 
   Args:
-    gen_kwargs: as the harness' `normalize_gen_kwargs` gives them: `until`,
-      `max_gen_toks`, `do_sample`; perhaps `temperature`, 0 (the likeliest
-      token) if left out; `top_k`; `top_p`.
+    gen_kwargs: result of the harness' `normalize_gen_kwargs`: `until`,
+      `max_gen_toks`, `do_sample` and optionally `temperature` (default 0, the
+      most likely token), `top_k` and `top_p`.
 
   Raises:
-    ConfigError: they ask for something else.
+    ConfigError: another setting is given, or beam search.
   """
   kwargs = dict(gen_kwargs)
-  # Some tasks say that they want no beam search.
+  # Some tasks set num_beams=1 explicitly.
   if kwargs.pop("num_beams", 1) != 1:
-    raise ConfigError("gen_kwargs num_beams: there is no beam search; set 1.")
+    raise ConfigError(
+        "gen_kwargs num_beams: beam search is not supported; set 1."
+    )
   for name in kwargs:
     if name not in _GENERATION_KWARGS:
       raise ConfigError(
@@ -96,24 +98,24 @@ def generation_of(gen_kwargs: Mapping[str, Any]) -> Generation:
 def cut_left(
     texts: list[list[int]], *, limit: int | None, needed: int
 ) -> list[list[int]]:
-  """Returns the last `limit` tokens of each text; None is all of them.
+  """Returns the last `limit` tokens of each text; None keeps all.
 
-  Says how many are cut.
+  Logs how many texts are truncated.
 
   Raises:
-    ConfigError: a text needs `needed` tokens, and the limit is below.
+    ConfigError: the limit is below `needed`, the tokens that a text needs.
   """
   if limit is None:
     return texts
   if limit < needed:
     raise ConfigError(
-        f"max_length leaves {limit} tokens for a text that needs {needed}; make"
-        f" it larger by {needed - limit} or more."
+        f"max_length leaves {limit} tokens for a text that needs {needed};"
+        f" increase it by {needed - limit} or more."
     )
   num_cut = sum(len(text) > limit for text in texts)
   if num_cut:
     logger.warning(
-        "max_length: %d of %d texts are cut at the left to %d tokens.",
+        "max_length: %d of %d texts are truncated on the left to %d tokens.",
         num_cut,
         len(texts),
         limit,
@@ -124,18 +126,18 @@ def cut_left(
 def batches_by_length(
     lengths: Sequence[int], batch_size: int
 ) -> list[tuple[int, list[int]]]:
-  """Returns batches of texts that have the same next power of two of tokens.
+  """Groups texts into batches by the next power of two of their lengths.
 
-  So few shapes are compiled, and which power that is does not depend on the
-  other texts.
+  This limits the number of compiled shapes, and the power of two of a text does
+  not depend on the other texts.
 
   Args:
-    lengths: of the texts, in tokens.
-    batch_size: texts in a batch, at most.
+    lengths: number of tokens of each text.
+    batch_size: maximum batch size.
 
   Returns:
-    [(power of two, indices into `lengths`)], longest texts first: if they do
-    not fit into memory, this shows at once. The power is at least 64.
+    [(power of two, indices into `lengths`)], longest texts first, so that
+    running out of memory shows at once. The power is at least 64.
   """
   buckets = collections.defaultdict(list)
   for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -155,20 +157,19 @@ def read_texts(
     *,
     batch_size: int,
 ) -> Iterator[tuple[int, float, bool]]:
-  """Yields index, log-likelihood and is_greedy of readings, longest first.
+  """Yields (index, log-likelihood, is_greedy) of each text, longest first.
 
-  A reading that scores nothing is left out. Log-likelihoods are in nats, sums
-  over the scored tokens; greedy is a reading whose scored tokens all are the
-  likeliest ones.
+  Skips texts without scored tokens. A log-likelihood is the sum over the scored
+  tokens, in nats; is_greedy is true if each of them is the most likely token.
 
   Args:
     model: `models.Transformer`.
-    params: its parameters.
-    readings: what to read.
-    batch_size: texts read at a time, at most.
+    params: parameters of the model.
+    readings: texts to score.
+    batch_size: maximum batch size.
 
   Raises:
-    ConfigError: an encoding has no numbers for so long a text.
+    ConfigError: a text exceeds the position limit of an encoding.
   """
   wanted = [i for i, reading in enumerate(readings) if reading.scored]
   lengths = [len(readings[i].tokens) - 1 for i in wanted]
@@ -176,7 +177,7 @@ def read_texts(
   check_positions(model.config, longest, f"a text of {longest} tokens")
   non_finite = 0
   for bucket, batch in batches_by_length(lengths, batch_size):
-    # Empty rows, so that few batch sizes are compiled.
+    # Pad with empty rows to limit the number of compiled batch sizes.
     rows = min(next_power_of_two(len(batch)), batch_size)
     token_rows = np.zeros((rows, lengths[batch[0]] + 1), np.int32)
     row_lengths, scored = np.zeros((2, rows), int)
@@ -192,7 +193,8 @@ def read_texts(
       yield wanted[i], log_likelihood, bool(is_top.all())
   if non_finite:
     logger.warning(
-        "%d of %d log-likelihoods are not finite; nor are scores made of them.",
+        "%d of %d log-likelihoods are not finite; metrics that use them are not"
+        " either.",
         non_finite,
         len(wanted),
     )
@@ -208,16 +210,16 @@ def write_texts(
     stop_tokens: Sequence[int],
     vocab_size: int,
 ) -> Iterator[tuple[int, np.ndarray]]:
-  """Yields index and new tokens of each prompt, the longest first.
+  """Yields (index, new tokens) of each prompt, longest first.
 
-  Each batch is seeded from `np.random`, which the harness seeds.
+  Each batch takes its seed from `np.random`, which the harness seeds.
 
   Args:
     model: `models.Transformer`.
-    params: its parameters.
-    prompts: token ids, at least one each.
-    generation: `until` is not looked at.
-    batch_size: texts written at a time, at most.
+    params: parameters of the model.
+    prompts: token ids, at least one per prompt.
+    generation: settings; `until` is ignored.
+    batch_size: maximum batch size.
     stop_tokens, vocab_size: see `sampler.generate`.
 
   Raises:
@@ -225,7 +227,7 @@ def write_texts(
   """
   lengths = [len(prompt) + generation.max_new_tokens for prompt in prompts]
   for bucket, batch in batches_by_length(lengths, batch_size):
-    # The first text again, so that few batch sizes are compiled.
+    # Repeat the first text to limit the number of compiled batch sizes.
     rows = min(next_power_of_two(len(batch)), batch_size)
     repeated = batch + batch[:1] * (rows - len(batch))
     new = generate(

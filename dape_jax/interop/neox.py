@@ -1,8 +1,8 @@
-"""Encodings of the GPT-NeoX forks that KERPLE and DAPE were released in.
+"""Converts encodings from the released GPT-NeoX forks of KERPLE and DAPE.
 
-Tensors go by their released names without a prefix: bias_p, bias_a (KERPLE),
-c, L_multiplier, init_L, mlp.* (FIRE), pos_emb (CoPE), mlp2.* (DAPE). torch Linear weights are
-[out, in], Conv2d weights [out, in, 1, k].
+Tensors have their released names without a prefix: bias_p, bias_a (KERPLE), c,
+L_multiplier, init_L, mlp.* (FIRE), pos_emb (CoPE), mlp2.* (DAPE). PyTorch
+Linear weights are [out, in], Conv2d weights [out, in, 1, k].
 """
 
 import logging
@@ -19,11 +19,11 @@ from dape_jax.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-# The output bias of DAPE's network, which softmax cancels.
+# Output bias of DAPE's network; softmax cancels it.
 _DROPPED = "mlp2.2.bias"
 # ALiBi's fixed slopes, saved as a buffer.
 _SLOPES = "slopes"
-# FIRE's L0: a static option of the encoding, not a parameter.
+# FIRE's L0, a static option of the encoding rather than a parameter.
 _STATIC = "init_L"
 
 
@@ -34,35 +34,29 @@ def _fire_layers(tensors: Mapping[str, Any]) -> int:
 _RELEASED = ("alibi", "cope", "fire", "kerple_log", "nope", "rope")
 
 
-def _expected_names(name: str, tensors: Mapping[str, Any]) -> list[str]:
+def _check_names(name: str, tensors: Mapping[str, Any]) -> None:
+  """Raises a ConfigError that names all missing and unexpected tensors."""
   wrapper, base = split_name(name)
   if base not in _RELEASED or name.startswith("dape_static_"):
     raise ConfigError(
-        f'encoding "{name}": the released code has none; known are'
-        f" {', '.join(_RELEASED)}, and DAPE and DAPE V2 around them."
+        f'encoding "{name}": not in the released code, which has'
+        f" {', '.join(_RELEASED)}, alone and inside DAPE and DAPE V2."
     )
-  expected = []
+  expected, optional = [], set()
+  if base == "alibi":
+    optional.add(_SLOPES)
   if base == "cope":
     expected += ["pos_emb"]
   if base == "kerple_log":
     expected += ["bias_p", "bias_a"]
   if base == "fire":
+    optional.add(_STATIC)
     expected += ["c", "L_multiplier"]
     for layer in range(_fire_layers(tensors) + 1):
       expected += [f"mlp.{2 * layer}.weight", f"mlp.{2 * layer}.bias"]
   if wrapper:
+    optional.add(_DROPPED)
     expected += ["mlp2.0.weight", "mlp2.0.bias", "mlp2.2.weight"]
-  return expected
-
-
-def _check_names(name: str, tensors: Mapping[str, Any]) -> None:
-  wrapper, base = split_name(name)
-  expected = _expected_names(name, tensors)
-  optional = {_DROPPED} if wrapper else set()
-  if base == "alibi":
-    optional |= {_SLOPES}
-  if base == "fire":
-    optional |= {_STATIC}
   missing = sorted(set(expected) - set(tensors))
   extra = sorted(set(tensors) - set(expected) - optional)
   if missing or extra:
@@ -75,7 +69,7 @@ def _check_names(name: str, tensors: Mapping[str, Any]) -> None:
 def _reshaped(
     tensors: Mapping[str, Any], key: str, *shape: int | None
 ) -> np.ndarray:
-  """Returns the tensor if its shape fits `shape` (None: any size)."""
+  """Returns the tensor, checked against `shape` (None matches any size)."""
   array = np.asarray(tensors[key])
   fits = len(array.shape) == len(shape) and all(
       want in (None, size) for want, size in zip(shape, array.shape)
@@ -91,20 +85,20 @@ def _reshaped(
 def encoding_params(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the parameters of encoding `name` from released tensors.
 
-  The output bias of DAPE's network (mlp2.2.bias) is dropped: it adds one number
-  to a whole row, which softmax cancels. init_L is a static option, which
-  `encoding_options` returns. KERPLE's values are clamped on use, not here.
+  Drops the output bias of DAPE's network (mlp2.2.bias): it adds a constant to a
+  row of scores, which softmax cancels. init_L is a static option, returned by
+  `encoding_options`. KERPLE's values are clamped on use, not here.
 
   Args:
     name: registry name, for example "dape_kerple_log".
-    tensors: released name -> array-like.
+    tensors: array-likes by released name.
 
   Returns:
-    Tree for `encoding.apply({"params": ...}, method="score_mod")`, float32.
+    Float32 tree for `encoding.apply({"params": ...}, method="score_mod")`.
 
   Raises:
-    ConfigError: the names of all missing and extra tensors, or the first tensor
-      whose shape does not fit.
+    ConfigError: tensors are missing or unexpected (all are named), or the shape
+      of one is wrong.
   """
   _check_names(name, tensors)
   wrapper, base = split_name(name)
@@ -136,7 +130,7 @@ def encoding_params(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
     params = {"base": params} if params or base == "alibi" else {}
     params |= _network_params(tensors, wrapper is DapeV2, base, num_heads)
     if _DROPPED in tensors:
-      logger.info("%s of %s left out: softmax cancels it.", _DROPPED, name)
+      logger.info("Dropped %s of %s: softmax cancels it.", _DROPPED, name)
   return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
 
 
@@ -173,13 +167,13 @@ def _network_params(
 
 
 def encoding_options(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the options with which `make(name, ...)` fits released tensors.
+  """Returns the options of `make(name, ...)` that match released tensors.
 
-  Sizes are read off the tensors, FIRE's threshold from init_L (its default
-  where that is absent), and V2 gets edge="zero", as released.
+  Sizes come from the tensors, FIRE's threshold from init_L (default if absent).
+  DAPE V2 gets edge="zero", as released.
 
   Raises:
-    ConfigError: the names of all missing and extra tensors.
+    ConfigError: tensors are missing or unexpected; all are named.
   """
   _check_names(name, tensors)
   wrapper, base = split_name(name)

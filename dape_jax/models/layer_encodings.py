@@ -1,4 +1,4 @@
-"""Which encodings the layers of a config have."""
+"""The encodings of a model's layers, built from its config."""
 
 import jax
 
@@ -9,46 +9,49 @@ from dape_jax.errors import ConfigError, did_you_mean
 
 
 def is_shared(config: ModelConfig) -> bool:
-  """Returns whether the model holds the encoding, and not each layer its own.
+  """Returns whether the model owns one encoding that all layers use.
 
-  So it is where layers share its parameters, and where it acts on the embedded
-  tokens.
+  True if the layers share its parameters, or if it acts on the embedded tokens.
+
+  Raises:
+    ConfigError: an absolute encoding is combined with others.
   """
   modules = [make_encoding(config, n, parent=None) for n in config.encodings]
   is_absolute = any(module.is_absolute for module in modules)
   if is_absolute and len(modules) > 1:
     raise ConfigError(
         f"config.model.encoding={config.encoding!r}: an absolute encoding acts"
-        " on the embedded tokens, once, and goes with no other; choose one."
+        " on the embedded tokens and cannot be combined with others; choose"
+        " one."
     )
   return config.share_encoding or is_absolute
 
 
 def check_positions(config: ModelConfig, num_positions: int, what: str) -> None:
-  """Checks that the encodings have numbers for positions below `num_positions`.
+  """Checks that every encoding supports positions below `num_positions`.
 
   Raises:
-    ConfigError: they have not; the message begins with `what`.
+    ConfigError: one does not; the message begins with `what`.
   """
   for name in config.encodings:
     limit = make_encoding(config, name, parent=None).position_limit()
     if limit is not None and num_positions > limit:
       raise ConfigError(
-          f'{what}: encoding "{name}" ends at {limit} positions; read shorter'
-          " text, or see its options for a higher limit."
+          f'{what}: encoding "{name}" ends at {limit} positions; use'
+          " shorter text, or raise the limit in its options."
       )
 
 
 def check_ring(config: ModelConfig, tokens: int) -> None:
-  """Checks that keys may go round a ring of devices (config.mesh.ring).
+  """Checks that the encodings support ring attention (config.mesh.ring).
 
   Args:
-    config: of the model.
-    tokens: of a row, on each device.
+    config: model config.
+    tokens: tokens of a row on each device.
 
   Raises:
-    ConfigError: an encoding needs whole rows, or more neighbours than a device has
-      tokens.
+    ConfigError: an encoding needs whole rows, or more neighboring keys than a
+      device has tokens.
   """
   for name in config.encodings:
     encoding = make_encoding(config, name, parent=None)
@@ -61,24 +64,29 @@ def check_ring(config: ModelConfig, tokens: int) -> None:
       continue
     if score_mod.scope == "row":
       raise ConfigError(
-          f'config.mesh.ring: encoding "{name}" needs all keys of a row at once;'
-          " set config.mesh.ring=False, which gathers them."
+          f'config.mesh.ring: encoding "{name}" needs all keys of a row at'
+          " once; set config.mesh.ring=False, which gathers them."
       )
     if score_mod.halo > tokens:
       raise ConfigError(
-          f'config.mesh.context: encoding "{name}" reads {score_mod.halo} keys'
-          f" beside each, and a device has {tokens} tokens of a row; choose a"
-          " smaller one."
+          f'config.mesh.context: encoding "{name}" needs {score_mod.halo}'
+          f" neighboring keys, but a device holds {tokens} tokens of a row;"
+          " choose a smaller value."
       )
 
 
 def make_encoding(
     config: ModelConfig, name: str, **linen
 ) -> PositionalEncoding:
-  """Returns one of the config's encodings; `linen` is parent and name.
+  """Returns the config's encoding `name`.
+
+  Args:
+    config: model config.
+    name: one of `config.encodings`.
+    **linen: `parent` and `name` of the Linen module.
 
   Raises:
-    ConfigError: of an option that none of the config's encodings has.
+    ConfigError: none of the config's encodings has one of the options.
   """
   valid = {n: encodings.options(n) for n in config.encodings}
   options = dict(config.encoding_options)
@@ -88,7 +96,7 @@ def make_encoding(
       raise ConfigError(
           f'config.model.encoding_options: encoding "{config.encoding}" has no'
           f' option "{key}".{did_you_mean(key, known)} Config files set the'
-          " options of the encoding that is named behind their colon, as in"
+          " options of the encoding named after the colon, as in"
           f" --config=FILE:{config.encoding}."
       )
   options = {k: v for k, v in options.items() if k in valid[name]}

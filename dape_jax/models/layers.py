@@ -1,4 +1,4 @@
-"""Layers of a model: attention, feed-forward, block."""
+"""Transformer layers: attention, MLP and block."""
 
 from typing import Any
 
@@ -27,13 +27,14 @@ from dape_jax.models.projections import (
 
 @flax.struct.dataclass
 class Context:
-  """What every layer gets beside its input.
+  """Inputs common to all layers.
 
   Attributes:
-    q_positions: [T] or [B, T] int32 of the tokens in hand.
+    q_positions: [T] or [B, T] int32, positions of the input tokens.
     q_segment_ids: [B, T] int32, or None.
-    kv_positions, kv_segment_ids: of the keys: the tokens in hand, or the cache.
-    encoding_params: of the encoding that all layers share; None if each has its
+    kv_positions, kv_segment_ids: the same for the keys, which are those of the
+      input tokens or of the cache.
+    encoding_params: parameters of a shared encoding; None if each layer has its
       own.
   """
 
@@ -48,9 +49,9 @@ class Attention(nn.Module):
   """Multi-head attention with any position encoding and an optional cache.
 
   Attributes:
-    config: of the model.
-    encoding_name: of this layer's encoding.
-    window: in tokens; 0 is none.
+    config: model config.
+    encoding_name: registry name of this layer's encoding.
+    window: sliding window in tokens; 0 disables it.
   """
 
   config: ModelConfig
@@ -89,13 +90,13 @@ class Attention(nn.Module):
       layer: jax.Array | None,
       context: Context,
   ) -> tuple[jax.Array, Cache | None]:
-    """Returns ([B, T, D], the cache with this layer's new keys and values).
+    """Returns [B, T, D] and the cache with this layer's new keys and values.
 
     Args:
-      x_BxTxD: normalised input.
-      cache: which has taken the tokens in hand (`append_tokens`), or None.
-      layer: number of this layer in the cache, int32 scalar, or None.
-      context: positions and documents of queries and keys.
+      x_BxTxD: normalized input.
+      cache: cache after `append_tokens` of the input tokens, or None.
+      layer: index of this layer in the cache, int32 scalar, or None.
+      context: positions and segment ids of queries and keys.
     """
     if context.encoding_params is None:
       encoding = self.encoding
@@ -183,8 +184,9 @@ class Mlp(nn.Module):
 class Block(nn.Module):
   """x + Attention(LayerNorm(x)), then x + Mlp(LayerNorm(x)).
 
-  With config.norm "post", LayerNorm(x + Attention(x)), then LayerNorm(x + Mlp(x)).
-  Dropout, of what is added to x, is on where the caller gives a "dropout" key.
+  With config.norm "post": LayerNorm(x + Attention(x)), then
+  LayerNorm(x + Mlp(x)). Dropout applies to each residual branch if the caller passes a
+  "dropout" key.
 
   Attributes: see `Attention`.
   """
@@ -204,7 +206,7 @@ class Block(nn.Module):
     """Returns (carry, None) with carry = (x [B, T, D], the cache).
 
     Args:
-      carry: the same of the layer before; its cache may be None.
+      carry: x and the cache from the previous layer; the cache may be None.
       layer, context: see `Attention`.
     """
     x_BxTxD, cache = carry

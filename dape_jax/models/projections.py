@@ -1,4 +1,4 @@
-"""Projections and norms of a model, and how they begin."""
+"""Projections and norms of a model, with their initializers."""
 
 import flax.linen as nn
 import jax
@@ -8,12 +8,13 @@ from dape_jax.config import ModelConfig
 
 
 def projection_init(config: ModelConfig, fan_in: int, is_output: bool = False):
-  """Returns the initialiser of a projection's kernel.
+  """Returns the initializer of a projection kernel, by `config.init`.
 
-  "dape": N(0, 2 / (5 width)), output projections std 2 / (layers sqrt(width)),
-  as DAPE's and GPT-NeoX's released configs. "kerple": N(0, 0.02^2), output
-  projections 0.02 / sqrt(2 layers), as GPT-2 and KERPLE's. "ruoss": a normal
-  distribution of std 1 / sqrt(fan_in) cut at two std, as Haiku's.
+  "dape": N(0, 2 / (5 width)), output projections with std
+  2 / (layers sqrt(width)), as in the released configs of DAPE and GPT-NeoX.
+  "kerple": N(0, 0.02^2), output projections with std 0.02 / sqrt(2 layers), as
+  in GPT-2 and KERPLE. "ruoss": a normal distribution with std 1 / sqrt(fan_in)
+  truncated at two std, as in Haiku.
   """
   if config.init == "ruoss":
     return nn.initializers.truncated_normal(fan_in**-0.5)
@@ -28,11 +29,11 @@ def projection_init(config: ModelConfig, fan_in: int, is_output: bool = False):
 
 
 def placed(x_BxTx: jax.Array) -> jax.Array:
-  """Returns activations [B, T, ...], split over devices as rows and tokens are.
+  """Constrains activations [B, T, ...] to the sharding of the tokens.
 
-  So that compilers bring parameters to the activations, and not the reverse. Where
-  "batch" and "length" lie, flax's logical axis rules say; without any, `x` is
-  returned as it is.
+  This makes the compiler move parameters to the activations rather than the
+  reverse. Flax's logical axis rules map "batch" and "length" to mesh axes;
+  without rules, `x` is returned unchanged.
   """
   names = ("batch", "length", *[None] * (x_BxTx.ndim - 2))
   return nn.with_logical_constraint(x_BxTx, names)
@@ -42,12 +43,12 @@ class Einsum(nn.Module):
   """y = einsum(equation, x, kernel) + bias, in the compute dtype.
 
   Attributes:
-    equation: of x and kernel.
-    kernel_shape: parameter `kernel`, float32.
-    bias_shape: parameter `bias`, float32, or None for no bias.
-    kernel_init: of the kernel.
-    dtype: of the computation.
-    out_dtype: of the result, accumulated in at least it; default `dtype`.
+    equation: einsum of x and the kernel.
+    kernel_shape: shape of the float32 parameter `kernel`.
+    bias_shape: shape of the float32 parameter `bias`; None for no bias.
+    kernel_init: initializer of the kernel.
+    dtype: compute dtype.
+    out_dtype: output and minimum accumulation dtype; default `dtype`.
   """
 
   equation: str
@@ -74,5 +75,5 @@ class Einsum(nn.Module):
 
 
 def layer_norm(config: ModelConfig) -> nn.LayerNorm:
-  """Returns LayerNorm with statistics in float32, output in config.dtype."""
+  """Returns a LayerNorm with float32 statistics and output in config.dtype."""
   return nn.LayerNorm(epsilon=1e-5, dtype=jnp.dtype(config.dtype))

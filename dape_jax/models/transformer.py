@@ -1,4 +1,4 @@
-"""Decoder-only language model, or encoder, with any position encoding."""
+"""Transformer decoder or encoder with any position encoding."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ REMAT_POLICIES = {
 
 
 def block_class(config: ModelConfig) -> type[nn.Module]:
-  """Returns Block, recomputed in the backward pass as the config says."""
+  """Returns Block, wrapped in the rematerialization policy of the config."""
   if config.remat == "none":
     return Block
   policy = REMAT_POLICIES[config.remat]
@@ -40,7 +40,7 @@ def block_class(config: ModelConfig) -> type[nn.Module]:
 
 
 class LayerGroup(nn.Module):
-  """Blocks of different encodings or windows, one after the other."""
+  """Consecutive blocks with different encodings or windows."""
 
   config: ModelConfig
 
@@ -49,7 +49,7 @@ class LayerGroup(nn.Module):
     self.blocks = [block(self.config, *k) for k in self.config.layer_kinds]
 
   def __call__(self, carry, group, context: Context):
-    """Returns as `Block`, of the blocks from `group` times their number on."""
+    """Applies the blocks of one group; returns what `Block` returns."""
     for i, block in enumerate(self.blocks):
       layer = None if group is None else group * len(self.blocks) + i
       carry, _ = block(carry, layer, context)
@@ -57,15 +57,20 @@ class LayerGroup(nn.Module):
 
 
 class Transformer(nn.Module):
-  """Pre-LayerNorm decoder, GELU, biases everywhere, untied head without bias.
+  """Pre-LayerNorm decoder with GELU, biases and an untied head without bias.
 
-  Other settings make the encoder of Ruoss et al. 2023 (arXiv 2305.16843; see
-  configs/che.py), up to biases of the attention's projections. The defaults are
-  the models of the KERPLE and DAPE papers: with width 768, 12 layers, 12 heads
-  and a vocabulary of 50,304 it has 162,322,944 parameters and the encoding's.
+  The defaults give the models of the KERPLE and DAPE papers: at width 768 with
+  12 layers, 12 heads and a vocabulary of 50,304, the model has 162,322,944
+  parameters plus those of the encoding. Other settings give the encoder of
+  Ruoss et al. 2023 (arXiv 2305.16843; see configs/che.py), up to the biases of
+  the attention projections.
+
   Parameters are float32, activations `config.dtype`, logits float32. Layers run
-  under `nn.scan`: their parameters are stacked on axis 0 under "layers", or, where
-  layers differ, those of every n-th layer under "layers/blocks_0" and so on.
+  under `nn.scan`, so their parameters are stacked on axis 0 under "layers". If
+  layers alternate between n kinds, "layers/blocks_k" holds those of kind k.
+
+  Attributes:
+    config: model config.
   """
 
   config: ModelConfig
@@ -75,7 +80,7 @@ class Transformer(nn.Module):
     init = projection_init(config, config.width)
     embedding_init = init
     if config.init == "ruoss":
-      # Of std 0.02, and multiplied by sqrt(width) in every forward pass, there.
+      # The source uses std 0.02 and scales by sqrt(width) in the forward pass.
       std = 0.02 * config.width**0.5
       embedding_init = nn.initializers.truncated_normal(std)
     shape = (config.vocab_size, config.width)
@@ -109,28 +114,33 @@ class Transformer(nn.Module):
       positions: Positions | None = None,
       cache: Cache | None = None,
   ) -> Logits | tuple[Logits, Cache]:
-    """Returns logits [B, T, V], with a cache also the cache with T more slots.
+    """Returns logits [B, T, V], and the updated cache if one is given.
 
     Args:
-      tokens: [B, T] int32; a row with an id outside the vocabulary has NaN logits.
-      segment_ids: [B, T] int32; a token attends within its id, and id 0 is
-        padding. Default: one document a row. Prompts that a cache goes on with
-        are padded at the left (see `encodings.DapeV2`).
+      tokens: [B, T] int32. An id outside the vocabulary makes the logits of
+        its row NaN, from that token on at least.
+      segment_ids: [B, T] int32. Tokens attend within their segment; id 0 is
+        padding. Default: one document per row. Left-pad prompts that continue
+        from a cache (see `encodings.DapeV2`).
       positions: [T] or [B, T] int32, position within the document. Default: 0,
-        1, ..., or the cache's filled, filled + 1, ...
-      cache: from `empty_cache`, or the last call's. Appending beyond its
-        capacity is a ValueError, and under jit all logits are NaN. An encoder
-        takes none: a ValueError.
+        1, ..., or filled, filled + 1, ... of the cache.
+      cache: cache from `empty_cache` or from the previous call.
+
+    Raises:
+      ValueError: the cache is too small (under jit all logits are NaN instead),
+        or an encoder is given a cache.
     """
     if cache is not None and not self.config.causal:
-      raise ValueError("an encoder reads a text at once and has no cache.")
+      raise ValueError(
+          "an encoder has no cache; call it on the whole text at once."
+      )
     if positions is None:
-      # NumPy's, so that a text beyond a learned table is refused at once.
+      # NumPy, so that positions beyond a learned table fail at trace time.
       positions = np.arange(tokens.shape[1], dtype=np.int32)
       if cache is not None:
         positions = positions + cache.filled
     if segment_ids is not None:
-      # Padding has no position that a table or a limit would have to reach.
+      # Padding must not run into the limit of a table.
       positions = jnp.broadcast_to(positions, tokens.shape)
       positions = jnp.where(segment_ids == 0, 0, positions)
     if cache is None:
@@ -145,17 +155,17 @@ class Transformer(nn.Module):
           positions, segment_ids, cache.positions, cache.segment_ids
       )
     dtype = jnp.dtype(self.config.dtype)
-    # An id outside the vocabulary is NaN, not the nearest row.
+    # Negative ids would otherwise wrap around; out of range yields NaN.
     tokens = jnp.where(tokens < 0, self.config.vocab_size, tokens)
     x_BxTxD = (
-        jnp.asarray(self.embedding, dtype)  # A checkpoint's are NumPy.
+        jnp.asarray(self.embedding, dtype)  # NumPy after a restore.
         .at[tokens]
         .get(mode="fill", fill_value=jnp.nan)
     )
     if is_shared(self.config):
       x_BxTxD = self.encoding.embed(x_BxTxD, positions)
       if self.is_initializing():
-        self._initialise_encoding(x_BxTxD)
+        self._initialize_encoding(x_BxTxD)
       params = self.encoding.variables.get("params", {})
       context = context.replace(encoding_params=params)
     num_groups = self.config.num_layers // len(self.config.layer_kinds)
@@ -168,8 +178,8 @@ class Transformer(nn.Module):
       return logits_BxTxV
     return jnp.where(overfilled(cache), jnp.nan, logits_BxTxV), cache
 
-  def _initialise_encoding(self, x_BxTxD):
-    """Makes the parameters that the layers use of the shared encoding."""
+  def _initialize_encoding(self, x_BxTxD):
+    """Creates the shared encoding's parameters that only layers use."""
     config = self.config
     shape = (1, 1, config.num_heads, config.width // config.num_heads)
     heads = jnp.zeros(shape, x_BxTxD.dtype)
@@ -179,8 +189,8 @@ class Transformer(nn.Module):
   def at_length(self, length: int) -> "Transformer":
     """Returns the model for texts of up to `length` tokens.
 
-    Another one only if its encoding has the option "length", on which all keys of
-    a cache must agree (dynamic NTK).
+    The result differs from `self` only if an encoding has the option "length"
+    (dynamic NTK), on which all keys of a cache must agree.
     """
     config = self.config
     if not any("length" in encodings.options(n) for n in config.encodings):

@@ -1,4 +1,4 @@
-"""Sinusoidal and learned positions, and the error beyond the table's end."""
+"""Sinusoidal and learned positions, and errors beyond the table."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def embedded(positions, table=TABLE, x=None):
   return LEARNED.apply(variables, x, positions, method="embed")
 
 
-def test_sinusoids_are_sine_and_cosine_in_turn():
+def test_sinusoids_interleave_sine_and_cosine():
   positions = np.array([[0, 1, 2, 511], [4000, 65_536, 2**20 - 1, 2**20]])
   angles = positions[..., None] * 10000.0 ** (-np.arange(0, 6, 2) / 6)
   expected = np.stack([np.sin(angles), np.cos(angles)], -1).reshape(2, 4, 6)
@@ -40,7 +40,7 @@ def test_sinusoids_are_sine_and_cosine_in_turn():
     np.testing.assert_allclose(exact, expected, atol=1e-9)
 
 
-def test_sinusoids_far_out_are_the_same_function_of_the_distance():
+def test_distant_sinusoids_depend_on_distance_only():
   near, far = jnp.array([0, 3, 700]), jnp.array([0, 3, 700]) + 1_000_000
   products = [
       jnp.matmul(s, s.T) for s in (sinusoids(p, 64) for p in (near, far))
@@ -56,7 +56,7 @@ def test_sum_is_rounded_once_to_the_dtype_of_the_tokens():
   np.testing.assert_array_equal(out, expected.astype(jnp.bfloat16))
 
 
-def test_odd_width_is_refused():
+def test_odd_width_is_rejected():
   with pytest.raises(dape_jax.ConfigError, match="width=5: must be even"):
     Sinusoidal(num_heads=1).embed(jnp.zeros((1, 2, 5)), jnp.arange(2))
 
@@ -78,13 +78,13 @@ def test_learned_table():
 
 
 @pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
-def test_known_positions_beyond_are_refused_at_once(array):
+def test_concrete_positions_beyond_the_limit_raise_at_once(array):
   np.testing.assert_array_equal(embedded(array(INSIDE)), TABLE[INSIDE])
   with pytest.raises(dape_jax.ConfigError, match=MESSAGE):
     embedded(array(BEYOND))
   with pytest.raises(dape_jax.ConfigError, match="position -1: "):
     embedded(array([[-1, 0]]))
-  # Constants of a traced program are known as well.
+  # Constants of a traced program are concrete, too.
   known = array(BEYOND)
   with pytest.raises(dape_jax.ConfigError, match="larger max_length"):
     jax.eval_shape(lambda table: embedded(known, table), TABLE)
@@ -95,7 +95,7 @@ def total(table, positions):
 
 
 def scanned(positions):
-  """Gradient through a scan over rows, each layer rematerialised."""
+  """Gradient through a scan over rows, each layer rematerialized."""
   step = jax.checkpoint(lambda c, row: (c + 1e-3 * total(c * TABLE, row), None))
   return jax.grad(lambda c: jax.lax.scan(step, c, positions)[0])(1.0)
 
@@ -117,11 +117,11 @@ PROGRAMS = [embedded, gradient, scanned, in_vmap]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_traced_positions_beyond_are_an_error(program):
+def test_traced_positions_beyond_the_limit_raise(program):
   program = jax.jit(program)
   assert np.isfinite(program(INSIDE)).all()
   for outside in (BEYOND, np.where(INSIDE == 7, -1, INSIDE)):
-    # Nothing is left of the failed call: each raises its own error.
+    # A failed call leaves no state: each call raises its own error.
     message = MESSAGE if outside is BEYOND else "position -1: "
     with pytest.raises(Exception, match=message):
       jax.block_until_ready(program(outside))
@@ -134,7 +134,7 @@ def make_mesh():
 
 
 @pytest.mark.parametrize("program", [*PROGRAMS, inside_shard_map])
-def test_traced_positions_beyond_are_an_error_on_eight_devices(program):
+def test_traced_positions_beyond_the_limit_raise_on_eight_devices(program):
   mesh = make_mesh()
   rows = NamedSharding(mesh, PartitionSpec("data"))
   with jax.set_mesh(mesh):
@@ -145,7 +145,7 @@ def test_traced_positions_beyond_are_an_error_on_eight_devices(program):
     assert np.isfinite(program(jax.device_put(INSIDE, rows))).all()
 
 
-def test_devices_are_known_from_the_arrays_if_no_mesh_is_set():
+def test_mesh_comes_from_the_arrays_if_none_is_set():
   rows = NamedSharding(make_mesh(), PartitionSpec("data"))
   with pytest.raises(Exception, match=MESSAGE):
     jax.block_until_ready(jax.jit(embedded)(jax.device_put(BEYOND, rows)))
@@ -194,5 +194,5 @@ print("callbacks", compiled.as_text().count("is_host_transfer=true"))
 
 
 @tpu_compiler.needed
-def test_compiles_for_tpu_without_calls_of_the_host():
+def test_compiles_for_tpu_without_host_callbacks():
   assert tpu_compiler.output_of(TPU_PROGRAM).split()[-1] == "0"

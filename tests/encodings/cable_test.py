@@ -1,4 +1,4 @@
-"""CABLE against plain float64 NumPy, and FoX of the opposite sign."""
+"""CABLE against plain float64 NumPy, and FoX with the opposite sign."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,15 +30,3 @@ def test_is_fox_of_the_opposite_sign():
       Fox(num_heads=token_cases.HEADS), opposite, *inputs
   )
   np.testing.assert_allclose(ours, fox, rtol=1e-6)
-
-
-def test_gradients():
-  token_cases.check_gradients(ENCODING)
-
-
-def test_packed_documents():
-  token_cases.check_packed_documents(ENCODING)
-
-
-def test_continuation():
-  token_cases.check_continuation(ENCODING)

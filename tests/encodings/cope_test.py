@@ -131,19 +131,3 @@ def test_table_is_zero_at_init_and_no_bias_is_static():
 def test_options_are_checked():
   with pytest.raises(dape_jax.ConfigError, match="max_position=0"):
     Cope(num_heads=1, max_position=0)
-
-
-def test_gradients():
-  token_cases.check_gradients(ENCODING)
-
-
-def test_packed_documents():
-  token_cases.check_packed_documents(ENCODING)
-
-
-def test_continuation():
-  token_cases.check_continuation(ENCODING)
-
-
-def test_bfloat16():
-  token_cases.check_bfloat16(ENCODING)

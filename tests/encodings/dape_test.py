@@ -74,7 +74,7 @@ def test_dape_v2(kernel_size, edge):
       np.testing.assert_allclose(ours[:, i, j], expected, atol=1e-5)
 
 
-def test_the_network_starts_at_torch_default_values():
+def test_network_has_pytorch_default_initialization():
   encoding = dape_jax.DapeV2(dape_jax.KerpleLog(num_heads=64), width=128)
   params = encoding.init(jax.random.key(0), method="score_mod")["params"]
   for name, fan_in in (

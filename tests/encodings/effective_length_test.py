@@ -47,12 +47,12 @@ def test_a_million_tokens():
   r1 = jnp.array([2 / np.log(1 + 2**19 + 0.5), 2 / np.log(2.0**21)])
   params = {"r1": r1, "r2": jnp.ones(2)}
   lengths = lengths_of(dape_jax.KerpleLog(num_heads=2), params, 2**20)
-  # The bias is float32: 2^-24 of it is some tokens this far out.
+  # The float32 rounding of the bias amounts to several tokens here.
   assert abs(int(lengths[0]) - (2**19 + 1)) < 20
   assert lengths[1] == 2**20 + 1
 
 
-def test_fire_is_seen_from_the_last_position():
+def test_fire_uses_the_last_query_position():
   encoding = dape_jax.Fire(num_heads=2, threshold=8.0)
   params = encoding.init(jax.random.key(0), method="score_mod")["params"]
   bias = bias_of_distances(encoding, {"params": params}, 100)

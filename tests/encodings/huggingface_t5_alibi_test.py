@@ -48,7 +48,7 @@ def test_buckets(torch, t5_attention, bidirectional):
       (20, 300),
       (64, 1000),
   ):
-    # The bias of a table that counts its rows is the bucket.
+    # With table row k = k, the bias is the bucket.
     table = np.arange(num_buckets, dtype=np.float32)[:, None]
     encoding = T5(
         num_heads=1,
@@ -90,7 +90,7 @@ def test_alibi_of_bloom(torch, transformers, num_heads):
   theirs = build_alibi_tensor(mask, num_heads, torch.float32)[:, 0].numpy()
   slopes = encodings.alibi_slopes(num_heads)
   np.testing.assert_allclose(slopes, theirs[:, 1], rtol=1e-6)
-  # Theirs counts from the first key: the same up to one number per row.
+  # BLOOM counts from the first key: equal up to a constant per row.
   positions = np.arange(50)
   ours = dape_jax.Alibi(num_heads=num_heads).apply(
       {}, positions, positions, method="bias"

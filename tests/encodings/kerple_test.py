@@ -212,7 +212,7 @@ def test_additive_variants_are_biases_and_all_run_in_kernels():
     assert weighs != isinstance(tile, dape_jax.encodings.AdditiveBias)
 
 
-def test_scores_of_other_heads_are_refused():
+def test_scores_with_another_number_of_heads_are_rejected():
   tile = Kerple1ParaWht.tile()
   with pytest.raises(ValueError, match="1 heads met scores of 3"):
     jax.eval_shape(tile, {"r1": SCORES[0, 0, :1]}, SCORES, TILE)

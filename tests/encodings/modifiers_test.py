@@ -54,7 +54,7 @@ def test_ssmax(window):
   )
 
 
-def test_log_n_changes_nothing_up_to_the_training_length():
+def test_log_n_has_no_effect_up_to_the_training_length():
   factors = np.maximum(1, np.log(np.arange(LENGTH) + 1) / np.log(4))
   assert (factors[:4] == 1).all() and factors[4] > 1
   encoding = encodings.LogN(dape_jax.Alibi(HEADS), train_length=4)
@@ -123,7 +123,7 @@ def test_forms_of_dape(form):
   np.testing.assert_allclose(
       attended(encoding, params), expected(modified), atol=2e-6
   )
-  # The control starts as the whole network, with the scores' rows left out.
+  # The control starts as the full network without the scores' rows.
   fan_in = HEADS if form == "add_residual" else 2 * HEADS
   assert 0.5 * fan_in**-0.5 < np.abs(hidden).max() <= fan_in**-0.5
 
@@ -132,7 +132,7 @@ def test_forms_of_dape(form):
     "positions", [[0, 0, 1, 2, 0, 0], [0, 1, 2, 3, 4, 5]], ids=str
 )
 def test_numbers_of_visible_keys(positions):
-  """Packed documents, whatever their positions; padding sees nothing."""
+  """Packed documents at any positions; padding attends to nothing."""
   ids, positions = jnp.array([[0, 3, 3, 3, 5, 0]]), jnp.array(positions)
   count = lambda causal, window: num_visible_keys(
       q_positions=positions,

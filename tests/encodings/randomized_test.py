@@ -21,13 +21,13 @@ def test_each_document_gets_increasing_positions_of_the_range(seed, max_length):
   assert drawn.dtype == np.int32
   assert (np.diff(drawn[0]) > 0).all()
   assert drawn[0, 0] >= 0 and drawn[0, -1] < max_length
-  # A row has one draw: documents begin with the same positions.
+  # One sample per row: its documents start with the same positions.
   np.testing.assert_array_equal(drawn[1, :2], drawn[1, 2:4])
   assert 0 <= drawn[1, 2] < drawn[1, 3] < drawn[1, 4] < max_length
   assert drawn[1, 5] == -1
 
 
-def test_all_positions_are_drawn_where_there_are_just_enough():
+def test_all_positions_are_used_if_the_range_is_exact():
   positions = jnp.arange(100)
   drawn = randomized_positions(jax.random.key(0), positions, 100)
   np.testing.assert_array_equal(drawn, positions)
@@ -56,12 +56,12 @@ def test_same_key_same_positions_and_rows_differ():
   assert (first != other).any()
 
 
-def test_a_position_beyond_the_row_is_no_token():
+def test_position_beyond_the_row_becomes_minus_one():
   drawn = randomized_positions(jax.random.key(0), jnp.array([0, 7, 1]), 10)
   assert drawn[1] == -1
   assert 0 <= drawn[0] < drawn[2] < 10
 
 
-def test_too_short_a_range_is_refused():
+def test_short_range_is_rejected():
   with pytest.raises(dape_jax.ConfigError, match="max_length=4: must be at"):
     randomized_positions(jax.random.key(0), jnp.arange(5), 4)

@@ -1,4 +1,4 @@
-"""docs/encodings.md is what the docstrings and the registry say now."""
+"""docs/encodings.md matches the docstrings and the registry."""
 
 import pathlib
 
@@ -10,9 +10,9 @@ from dape_jax.encodings import reference_page
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "encodings.md"
 
 
-def test_the_page_is_up_to_date():
+def test_page_is_up_to_date():
   assert PAGE.read_text() == reference_page.page(), (
-      "write it anew: python -m dape_jax.encodings.reference_page"
+      "regenerate it: python -m dape_jax.encodings.reference_page"
       " > docs/encodings.md"
   )
 
@@ -37,12 +37,12 @@ def test_numbers_of_parameters(name, count):
 
 
 def test_memory_classes():
-  assert reference_page.memory("cope") == "linear, by whole rows"
+  assert reference_page.memory("cope") == "linear, in whole rows"
   assert reference_page.memory("fox") == "linear"
   assert reference_page.memory("dape_t5") == "linear, in kernels"
 
 
-def test_a_docstring_without_a_source_is_refused():
+def test_docstring_without_a_source_is_rejected():
   class Unsourced(encodings.PositionalEncoding):
     """B = 0.
 

@@ -102,12 +102,12 @@ def test_fire_is_leaky_only_inside_dape():
         ),
     ],
 )
-def test_wrong_names_and_options_are_refused(name, options, message):
+def test_invalid_names_and_options_are_rejected(name, options, message):
   with pytest.raises(dape_jax.ConfigError, match=message.replace("(", r"\(")):
     encodings.make(name, **{"num_heads": 2, **options})
 
 
-def test_dape_does_not_go_around_dape():
+def test_dape_cannot_wrap_dape():
   inner = dape_jax.Dape(dape_jax.Nope(num_heads=2))
   with pytest.raises(dape_jax.ConfigError, match="not around another DAPE"):
     dape_jax.DapeV2(inner)
@@ -120,7 +120,7 @@ def test_dape_does_not_go_around_dape():
         (encodings.KerpleBiasWht(num_heads=2), "adds a bias"),
     ],
 )
-def test_dape_goes_around_additive_encodings_only(base, message):
+def test_dape_wraps_additive_encodings_only(base, message):
   for wrapper in (dape_jax.Dape, dape_jax.DapeV2):
     with pytest.raises(dape_jax.ConfigError, match=message):
       wrapper(base).init(jax.random.key(0), method="score_mod")
@@ -132,7 +132,7 @@ def test_the_static_control_needs_a_static_bias():
     module.init(jax.random.key(0), method="score_mod")
 
 
-def test_sums_of_unlike_encodings_are_refused():
+def test_sums_of_incompatible_encodings_are_rejected():
   alibi = dape_jax.Alibi(num_heads=2)
   with pytest.raises(dape_jax.ConfigError, match="a has 3 heads and b 2"):
     dape_jax.Sum(dape_jax.Rope(num_heads=3), alibi)

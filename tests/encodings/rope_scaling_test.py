@@ -40,7 +40,7 @@ def test_ntk_slows_the_slowest_pair_by_the_factor_and_leaves_the_fastest():
   np.testing.assert_array_equal(RopeNtk(1, factor=8.0).frequencies(2), [1.0])
 
 
-def test_dynamic_ntk_is_ntk_at_the_length_to_be_read():
+def test_dynamic_ntk_equals_ntk_at_its_length():
   dynamic = RopeDynamicNtk(num_heads=1, train_length=512, length=4096)
   np.testing.assert_allclose(
       dynamic.frequencies(64), RopeNtk(1, factor=8.0).frequencies(64)
@@ -54,7 +54,7 @@ def test_dynamic_ntk_is_ntk_at_the_length_to_be_read():
     np.testing.assert_allclose(dynamic.frequencies(64), PLAIN)
 
 
-def test_one_dynamic_model_turns_a_prefix_as_the_whole():
+def test_dynamic_ntk_rotates_a_prefix_like_the_whole_text():
   dynamic = RopeDynamicNtk(num_heads=1, train_length=8, length=16)
   x = jax.random.normal(jax.random.key(0), (1, 40, 1, 8))
   positions = jnp.arange(40)
@@ -64,7 +64,7 @@ def test_one_dynamic_model_turns_a_prefix_as_the_whole():
   assert np.isfinite(whole).all()
 
 
-def test_yarn_leaves_fast_pairs_and_interpolates_slow_ones():
+def test_yarn_keeps_fast_pairs_and_interpolates_slow_ones():
   yarn = RopeYarn(num_heads=1, factor=4.0, train_length=2048)
   ratio = yarn.frequencies(64) / PLAIN
   turns = 2048 * PLAIN / (2 * np.pi)
@@ -77,7 +77,7 @@ def test_yarn_leaves_fast_pairs_and_interpolates_slow_ones():
   np.testing.assert_allclose(yarn.magnitude(), 0.1 * math.log(4) + 1)
 
 
-def test_yarn_scales_turned_queries_and_keys_only():
+def test_yarn_scales_rotated_channels_only():
   x = jnp.ones((1, 1, 1, 8))
   yarn = RopeYarn(num_heads=1, factor=16.0, fraction=0.5)
   query, key = yarn.rotate(x, x, jnp.array([77]), jnp.array([77]))
@@ -88,7 +88,7 @@ def test_yarn_scales_turned_queries_and_keys_only():
   np.testing.assert_array_equal(query[..., 4:], 1)
 
 
-def test_partial_rotation_scales_by_the_turned_channels():
+def test_partial_rotation_uses_the_number_of_rotated_channels():
   encoding = RopeNtk(num_heads=1, factor=4.0, fraction=0.5)
   x = jnp.ones((1, 1, 1, 16))
   query, _ = encoding.rotate(x, x, jnp.array([3]), jnp.array([3]))
@@ -104,7 +104,7 @@ def test_partial_rotation_scales_by_the_turned_channels():
         (RopePi, {"factor": 0.5}, "factor=0.5: must be 1 or more"),
         (RopeNtk, {"factor": 0.0}, "factor=0.0"),
         (RopeDynamicNtk, {"train_length": 0}, "train_length=0: must be 1"),
-        (RopeDynamicNtk, {"length": -1}, "length=-1: must be the longest"),
+        (RopeDynamicNtk, {"length": -1}, "length=-1: must be the length of"),
         (RopeYarn, {"factor": 0.9}, "factor=0.9"),
         (RopeYarn, {"train_length": 0}, "train_length=0"),
         (RopeYarn, {"rope_theta": 1.0}, "rope_theta=1.0: must be above 1"),
@@ -118,6 +118,6 @@ def test_partial_rotation_scales_by_the_turned_channels():
         (RopeYarn, {"rope_theta": -1.0}, "rope_theta=-1.0"),
     ],
 )
-def test_wrong_options_are_refused(cls, options, message):
+def test_invalid_options_are_rejected(cls, options, message):
   with pytest.raises(dape_jax.ConfigError, match=message):
     cls(num_heads=1, **options)

@@ -52,7 +52,7 @@ def test_products_depend_on_the_difference_of_positions(shift, i, j):
 
 
 @pytest.mark.parametrize("fraction, pairs", [(1.0, 8), (0.45, 3)])
-def test_turns_the_first_channels_and_leaves_the_others(fraction, pairs):
+def test_rotates_the_first_channels_only(fraction, pairs):
   x = np.random.default_rng(0).normal(size=(1, 5, 2, 16)).astype(np.float32)
   positions = np.array([0, 1, 7, 300, 5000], np.int32)
   encoding = dape_jax.Rope(num_heads=2, rope_theta=50.0, fraction=fraction)
@@ -89,7 +89,7 @@ def test_bfloat16_keeps_positions_exact():
   )
 
 
-def test_what_cannot_be_turned_is_refused():
+def test_invalid_rotations_are_rejected():
   x = jnp.zeros((1, 1, 1, 3))
   zero = jnp.array([0])
   with pytest.raises(dape_jax.ConfigError, match="head dim 3 is odd"):

@@ -47,7 +47,7 @@ def test_far_sums_in_both_precisions():
   assert (error < 64 * 8e-10 * distances + 1e-4).all()
 
 
-def test_a_distance_has_one_value_at_any_position():
+def test_bias_depends_on_distance_only():
   encoding = Sandwich(num_heads=2, dimension=16)
   positions = np.arange(5)
   here, there = (
@@ -57,7 +57,7 @@ def test_a_distance_has_one_value_at_any_position():
   np.testing.assert_array_equal(here, there)
 
 
-def test_frequencies_and_refusals():
+def test_frequencies_and_invalid_dimensions():
   frequencies = sandwich.sandwich_frequencies(4)
   np.testing.assert_allclose(frequencies, [1e-2, 1e-4])
   for dimension in (0, 7, -2):

@@ -1,4 +1,4 @@
-"""Score modifiers as a drop-in for an attention of one's own."""
+"""Score modifiers in custom attention."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def inputs(name):
 
 @pytest.mark.parametrize("name", ["kerple_log", "dape_fire", "dape_v2_alibi"])
 def test_scores_of_the_whole_matrix(name):
-  """With arrays as jax.nn.dot_product_attention takes them, [B, T, N, H]."""
+  """With [B, T, N, H] arrays, as in jax.nn.dot_product_attention."""
   encoding, (query, key, value) = inputs(name)
   positions = jnp.arange(LENGTH)
 

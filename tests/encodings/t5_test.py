@@ -12,12 +12,12 @@ def bucket(distance, num_buckets, max_distance):
   if distance < exact:
     return distance
   steps = np.log(distance / exact) / np.log(max_distance / exact)
-  # Borders that are integers are not to fall below by rounding.
+  # Rounding must not move integer borders down.
   large = exact + int(steps * (num_buckets - exact) + 1e-6)
   return min(large, num_buckets - 1)
 
 
-def test_borders_are_the_published_ones():
+def test_borders_match_the_paper():
   last = [16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
   assert t5_bucket_borders() == (*range(16), *last)
   both = (*range(8), 8, 12, 16, 23, 32, 46, 64, 91)
@@ -110,6 +110,6 @@ def test_initial_values():
         ({"max_distance": 8, "bidirectional": True}, "must be above 8"),
     ],
 )
-def test_wrong_options_are_refused(options, message):
+def test_invalid_options_are_rejected(options, message):
   with pytest.raises(dape_jax.ConfigError, match=message):
     T5(num_heads=2, **options)

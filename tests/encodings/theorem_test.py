@@ -1,4 +1,4 @@
-"""FIRE can be the others: Theorem 3.1 of arXiv 2310.04418, in float64.
+"""FIRE can represent other biases: Theorem 3.1 of arXiv 2310.04418, in float64.
 
 FIRE's form is f(psi(i - j) / psi(L)) with L the threshold, here the largest
 length. Where psi is the logarithm the left side is `fire_bias`; for the other

@@ -14,7 +14,7 @@ X = np.random.default_rng(0).normal(size=(2, 1, H)).astype(np.float32)
 
 
 def released(q, k, i, j, head_dim=H, scale_base=512.0, gamma=0.4):
-  """q_i . k_j after the released code's formulas: neighbouring pairs."""
+  """q_i . k_j by the released code's formulas, with adjacent pairs."""
   scale = (np.arange(0, head_dim, 2) + gamma * head_dim) / (
       (1 + gamma) * head_dim
   )
@@ -46,7 +46,7 @@ def product(x, i, j):
 
 @hypothesis.given(st.integers(0, 49_321), st.integers(0, 4000))
 @hypothesis.settings(deadline=None, max_examples=25, derandomize=True)
-def test_products_are_the_released_code_s_at_any_distance_from_0(i, distance):
+def test_products_match_the_released_code_at_any_position(i, distance):
   j = max(i - distance, 0)
   x = half_split(X)
   ours = product(x, jnp.array([i], jnp.int32), jnp.array([j], jnp.int32))
@@ -90,7 +90,7 @@ def test_tiny_gradients_survive_where_models_are_trained():
     np.testing.assert_allclose(grads, cotangent * x[::-1], rtol=2e-5)
 
 
-def test_positions_beyond_float32_are_an_error():
+def test_positions_beyond_float32_raise():
   x = half_split(X)
   last, beyond = jnp.array([49_321]), jnp.array([49_322])
   message = "position 49322: xPos of scale_base=512.0 and center=16384 stays"
@@ -106,14 +106,14 @@ def test_positions_beyond_float32_are_an_error():
     assert np.isnan(magnitude).all()
 
 
-def test_keys_that_do_not_exist_count_as_position_0():
+def test_missing_keys_count_as_position_0():
   x = half_split(X)
   none, zero = jnp.array([-1]), jnp.array([0])
   for a, b in zip(turned(x, none, none), turned(x, zero, zero)):
     np.testing.assert_array_equal(a, b)
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_settings_are_rejected():
   for options, message in (
       ({"scale_base": 0.0}, "scale_base=0.0: must be above 0"),
       ({"gamma": 0.0}, "gamma=0.0: must be above 0"),

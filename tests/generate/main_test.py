@@ -1,4 +1,4 @@
-"""python -m dape_jax.generate, from a checkpoint's folder to text."""
+"""The command python -m dape_jax.generate."""
 
 import io
 import itertools
@@ -92,7 +92,7 @@ def write(_runs, monkeypatch, capsys):
 
 def test_one_prompt(write):
   assert write("--prompt=a") == "é€\n"
-  # The end of the document is a token, but no text.
+  # The end-of-document token has no text.
   assert write("--prompt=a", "--ignore_eos") == "é€\ufffd\ufffd\n"
 
 
@@ -102,12 +102,12 @@ def test_several_prompts(write):
   assert out.splitlines() == [a, "é€", a, "é€", cut, "é€"]
 
 
-def test_a_long_prompt_is_headed_by_its_end():
+def test_heading_of_a_long_prompt_is_its_end():
   assert heading(b"x\n" * 30) == "==> '" + r"x\n" * 30 + "' <=="
   assert heading(b"x\n" * 31) == "==> '..." + r"x\n" * 30 + "' <=="
 
 
-def test_flags_of_drawing(write):
+def test_sampling_flags(write):
   drawn = {write("--prompt=z", f"--seed={seed}") for seed in (0, 1, 2)}
   assert len(drawn) == 3 and write("--prompt=z") in drawn
   for greedy in ("--temperature=0", "--top_k=1", "--top_p=1e-3"):
@@ -115,7 +115,7 @@ def test_flags_of_drawing(write):
 
 
 class _Terminal(io.StringIO):
-  """Keeps what is written piece by piece."""
+  """Records each piece of output."""
 
   def __init__(self):
     super().__init__()
@@ -129,7 +129,7 @@ class _Terminal(io.StringIO):
     return True
 
 
-def test_a_terminal_sees_characters_as_they_are_written(write, monkeypatch):
+def test_terminal_output_is_streamed_by_character(write, monkeypatch):
   terminal = _Terminal()
   monkeypatch.setattr(sys, "stdout", terminal)
   write("--prompt=a")
@@ -137,7 +137,7 @@ def test_a_terminal_sees_characters_as_they_are_written(write, monkeypatch):
 
 
 @given(st.binary(max_size=12), st.binary(max_size=3), st.data())
-def test_text_does_not_depend_on_how_it_is_cut(text, prompt, cuts):
+def test_text_does_not_depend_on_token_chunks(text, prompt, cuts):
   prompt = "aé".encode() + prompt
   whole = (prompt + text).decode("utf-8", "replace")
   reader = TextAfter(prompt, _TOKENIZER)
@@ -149,7 +149,7 @@ def test_text_does_not_depend_on_how_it_is_cut(text, prompt, cuts):
     tokens = tokens[size:]
   pieces.append(reader.read([], final=True))
   assert whole.endswith("".join(pieces))
-  # No more is missing than the characters that were there before the text.
+  # Only the characters of the prompt are missing.
   before = TextAfter(b"", _TOKENIZER).read(_TOKENIZER.encode(prompt))
   assert before + "".join(pieces) == whole
 
@@ -196,7 +196,7 @@ def test_help(capsys):
   assert "--temperature TEMPERATURE" in out and "(default 0.8)" in out
 
 
-def test_an_error_is_one_line_and_exit_2(tmp_path):
+def test_command_prints_one_error_line_and_exits_with_2(tmp_path):
   done = subprocess.run(
       [sys.executable, "-m", "dape_jax.generate", "--checkpoint=x"],
       cwd=pathlib.Path(__file__).parents[2],

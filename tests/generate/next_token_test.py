@@ -1,4 +1,4 @@
-"""How a token is chosen, against NumPy in float64."""
+"""Token selection against NumPy in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ SETTINGS = dict(
 
 
 def cut_by_hand(logits, temperature, top_k, top_p):
-  """Returns probabilities, [V] float64, token by token from the likeliest."""
+  """Returns probabilities, [V] float64, adding the most likely tokens in turn."""
   logits = np.float64(logits) / temperature
   weights = np.exp(logits - logits.max())
   order = np.argsort(-logits, kind="stable")
@@ -40,17 +40,17 @@ _cut = jax.jit(lambda *args: jax.nn.softmax(cut_logits(*args)))
 
 @settings(deadline=None)
 @given(
-    # Of eighths, so that there are ties.
+    # Multiples of 1/8, to get ties.
     st.lists(st.integers(-40, 40), min_size=8, max_size=8),
     st.sampled_from([0.25, 0.5, 1.0, 2.0]),
     st.integers(0, 9),
     st.floats(0.01, 1.0),
 )
-def test_cuts_are_those_made_by_hand(eighths, temperature, top_k, top_p):
+def test_cut_logits_match_numpy(eighths, temperature, top_k, top_p):
   logits = np.float32(eighths) / 8
   args = np.float32(temperature), np.int32(top_k), np.float32(top_p)
   probs = np.asarray(_cut(logits, *args))
-  # A sum at the border may be rounded to either side.
+  # A sum at the threshold may be rounded to either side.
   nearby = (
       cut_by_hand(logits, temperature, top_k, top_p + change)
       for change in (0, -1e-5, 1e-5)
@@ -71,7 +71,7 @@ _draw = jax.jit(jax.vmap(next_token, in_axes=(None, 0, None)))
 @pytest.mark.parametrize(
     "temperature, top_k, top_p", [(1.0, 0, 1.0), (0.5, 0, 0.9), (2.0, 5, 0.8)]
 )
-def test_tokens_are_as_frequent_as_likely(temperature, top_k, top_p):
+def test_token_frequencies_match_probabilities(temperature, top_k, top_p):
   logits = np.random.default_rng(0).normal(size=8).astype(np.float32)
   cuts = dict(temperature=temperature, top_k=top_k, top_p=top_p)
   sampling = make_sampling(8, **SETTINGS | cuts)
@@ -94,8 +94,11 @@ def test_tokens_are_as_frequent_as_likely(temperature, top_k, top_p):
         ({"seed": -1}, "seed=-1: must be 0 to"),
         ({"seed": 2**32}, "seed=4294967296: must be 0 to"),
         ({"num_allowed": 9}, "vocab_size=9: must be 1 to 8"),
-        ({"stop_tokens": [8]}, "stop_tokens has id 8: the model's are 0 to 7"),
-        ({"stop_tokens": [0.5]}, "stop_tokens: must be a row of whole numbers"),
+        ({"stop_tokens": [8]}, "stop_tokens has id 8: must be 0 to 7"),
+        (
+            {"stop_tokens": [0.5]},
+            "stop_tokens: must be a 1-D array of integers",
+        ),
     ],
 )
 def test_wrong_settings(changes, message):
@@ -103,8 +106,8 @@ def test_wrong_settings(changes, message):
     make_sampling(8, **SETTINGS | changes)
 
 
-def test_the_hottest_draws_of_what_is_allowed():
-  """Cuts still tell logits apart, and no token that is not allowed comes."""
+def test_highest_temperature_samples_allowed_tokens_only():
+  """top_k and top_p still distinguish logits; excluded tokens never occur."""
   hot = SETTINGS | {"temperature": 1e30, "top_k": 2, "num_allowed": 5}
   logits_V = jnp.arange(8.0)
   drawn = jax.vmap(next_token, (None, 0, None))(

@@ -1,4 +1,4 @@
-"""What `generate` writes is what the model says, whatever the batch."""
+"""`generate` matches the full forward pass, in any batch."""
 
 import functools
 
@@ -42,11 +42,11 @@ MODEL = tiny("dape_v2_fox")
 
 @functools.cache
 def random_params(model):
-  """Returns random numbers, committed to a device as those of a checkpoint."""
+  """Returns random parameters, committed to a device like restored ones."""
   tokens = jnp.zeros((1, 1), jnp.int32)
   shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
   rng = np.random.default_rng(1)
-  # Small biases: large ones make all tokens alike.
+  # Small biases: large ones would make all tokens similar.
   mean_and_size = {"bias": (0, 0.1), "scale": (1, 0.1)}
 
   def draw(path, shape):
@@ -73,11 +73,11 @@ def write(prompts=None, model=MODEL, params=None, **changes):
 
 @functools.cache
 def greedy(model):
-  """Returns the texts of `prompts_of()`, by one compilation of each program."""
-  programs = sampler._read, sampler._decode
+  """Returns the continuations of `prompts_of()`; checks compilations."""
+  programs = sampler._prefill_chunk, sampler._decode
   before = [program._cache_size() for program in programs]
   written = write(model=model)
-  # Two chunks of the prompts are read and two parts of the texts written.
+  # Two prefill chunks and two decoding calls share one program each.
   assert [p._cache_size() for p in programs] == [n + 1 for n in before]
   assert [len(row) for row in written] == [NEW] * len(LENGTHS)
   return written
@@ -97,14 +97,14 @@ def assert_rows_equal(actual, expected):
     ],
     ids=lambda model: model.config.encoding,
 )
-def test_greedy_takes_the_likeliest_token_of_the_full_pass(model):
-  """Rows of other lengths, through the cache, against unpadded text."""
+def test_greedy_takes_the_most_likely_token_of_the_full_pass(model):
+  """Rows of different lengths through the cache match unpadded text."""
   written = greedy(model)
   texts = [np.concatenate(row) for row in zip(prompts_of(), written)]
   longest = max(map(len, texts))
   tokens = np.zeros((len(texts), longest), np.int32)
   for row, text in zip(tokens, texts):
-    row[: len(text)] = text  # what follows is not seen
+    row[: len(text)] = text  # later tokens are not visible
   full = jax.jit(model.at_length(longest).apply)
   logits = full({"params": random_params(model)}, tokens)
   for row, prompt, new in zip(logits, prompts_of(), written):
@@ -113,36 +113,36 @@ def test_greedy_takes_the_likeliest_token_of_the_full_pass(model):
   assert len(set(np.concatenate(written).tolist())) > VOCAB // 3
 
 
-def test_a_prompt_alone_writes_what_it_does_in_a_batch():
+def test_prompt_alone_matches_prompt_in_a_batch():
   for prompt, expected in zip(prompts_of(), greedy(MODEL)):
     assert_rows_equal(write([prompt]), [expected])
 
 
-def test_the_size_of_the_chunks_changes_nothing():
+def test_chunk_size_does_not_change_tokens():
   assert_rows_equal(write(chunk=3), greedy(MODEL))
 
 
-def test_cuts_that_leave_one_token_are_greedy():
+def test_top_k_or_top_p_of_one_token_is_greedy():
   for cut in ({"top_k": 1}, {"top_p": 1e-9}, {"top_p": 1e-60}):
     assert_rows_equal(write(temperature=5.0, **cut), greedy(MODEL))
   for temperature in (1e-37, 1e-60):
     assert_rows_equal(write(temperature=temperature), greedy(MODEL))
 
 
-def test_a_row_is_drawn_without_regard_to_the_others():
+def test_sampled_row_is_independent_of_the_others():
   drawn = functools.partial(write, temperature=5.0)
   one, two = prompts_of(), prompts_of((9, 3, 2), seed=1)
   two[1] = one[1]
   written = drawn(one)
   np.testing.assert_array_equal(drawn(two)[1], written[1])
   assert_rows_equal(drawn(one), written)
-  # Each row and each seed has random numbers of its own.
+  # Each row and each seed has its own random numbers.
   same = drawn([one[0]] * 3)
   assert len({tuple(row.tolist()) for row in same}) == 3
   assert not np.array_equal(drawn(one, seed=2**32 - 1)[1], written[1])
 
 
-def test_stop_tokens_end_their_row_only():
+def test_stop_tokens_end_only_their_row():
   full = greedy(MODEL)
   stop = int(full[0][7])
   seen = []
@@ -152,7 +152,7 @@ def test_stop_tokens_end_their_row_only():
     end = found[0] + 1 if found.size else NEW
     np.testing.assert_array_equal(row, whole[:end])
   assert len(written[0]) <= 8 and len(set(map(len, written))) > 1
-  # The callback got each token when it was there.
+  # The callback received each token as it was generated.
   assert len(seen) == max(map(len, written))
   assert all(len(new) <= 1 for news in seen for new in news)
   assert_rows_equal([np.concatenate(row) for row in zip(*seen)], written)
@@ -165,12 +165,12 @@ def test_all_rows_stop_or_there_are_none():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 5.0])
-def test_ids_that_pad_the_head_are_not_taken(temperature):
+def test_padding_ids_of_the_head_are_excluded(temperature):
   written = write(temperature=temperature, vocab_size=5)
   assert np.concatenate(written).max() < 5
 
 
-def test_other_lengths_and_settings_compile_nothing():
+def test_other_lengths_and_settings_do_not_recompile():
   greedy(MODEL)
   compiled = []
 
@@ -198,8 +198,8 @@ def test_other_lengths_and_settings_compile_nothing():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def test_numbers_of_steps_rows_and_seeds_are_independent():
-  """Under a model whose logits are the same everywhere."""
+def test_random_numbers_of_steps_rows_and_seeds_are_independent():
+  """Uses a model with the same logits everywhere."""
   params = random_params(MODEL)
   head = params["head"]["kernel"]
   norm = {"scale": jnp.zeros(16), "bias": head[:, 0] / 8}
@@ -212,14 +212,14 @@ def test_numbers_of_steps_rows_and_seeds_are_independent():
   frequencies = np.bincount(written.ravel(), minlength=VOCAB) / written.size
   deviations = np.sqrt(probs * (1 - probs) / written.size)
   assert (np.abs(frequencies - probs) <= 4 * deviations).all()
-  # How often neighbours along each of seeds, rows and steps are equal.
+  # Frequency of equal neighbors along seeds, rows and steps.
   expected = (probs**2).sum()
   for axis in range(3):
     equal = np.diff(written, axis=axis) == 0
     assert abs(equal.mean() - expected) < 4 * np.sqrt(expected / equal.size)
 
 
-def test_logits_that_are_not_finite_are_told():
+def test_non_finite_logits_raise():
   params = random_params(MODEL)
   head = jax.tree.map(lambda x: x.at[0, 0].set(jnp.nan), params["head"])
   with pytest.raises(ConfigError, match="logits are not finite"):
@@ -231,14 +231,17 @@ def test_logits_that_are_not_finite_are_told():
     [
         ({"max_new_tokens": 0}, "max_new_tokens=0: must be 1 or more"),
         ({"chunk": 0}, "chunk=0: must be 1 or more"),
-        ({"stop_tokens": [16]}, "stop_tokens has id 16: the model's are 0 to"),
+        ({"stop_tokens": [16]}, "stop_tokens has id 16: must be 0 to"),
         ({"prompts": [[1], []]}, r"prompts\[1\] is empty: give text"),
         ({"prompts": [[1, -1]]}, r"prompts\[0\] has id -1"),
-        ({"prompts": [[0.5]]}, r"prompts\[0\]: must be a row of whole numbers"),
+        (
+            {"prompts": [[0.5]]},
+            r"prompts\[0\]: must be a 1-D array of integers",
+        ),
         ({"max_new_tokens": 9}, "max_new_tokens=9 after a prompt of 8: enc"),
     ],
 )
-def test_wrong_arguments_are_refused_before_anything_runs(changes, message):
+def test_invalid_arguments_are_rejected_before_anything_runs(changes, message):
   arguments = {"prompts": [np.zeros(8, int)], "max_new_tokens": 2} | changes
   model = tiny("learned", encoding_options={"max_length": 15})
   with pytest.raises(ConfigError, match=message):
@@ -246,6 +249,6 @@ def test_wrong_arguments_are_refused_before_anything_runs(changes, message):
 
 
 @pytest.mark.parametrize("changes", [{"causal": False}, {"num_outputs": 3}])
-def test_what_writes_no_text_is_refused(changes):
-  with pytest.raises(ConfigError, match="only a decoder"):
+def test_models_that_cannot_generate_are_rejected(changes):
+  with pytest.raises(ConfigError, match="generation needs a decoder"):
     write(model=tiny("rope", **changes), params={"not": "used"})

@@ -1,4 +1,4 @@
-"""Batches of texts, and what generation_kwargs mean."""
+"""Batching of texts and parsing of generation_kwargs."""
 
 import collections
 
@@ -53,7 +53,7 @@ def test_generation():
 @pytest.mark.parametrize(
     "gen_kwargs, message",
     [
-        ({"num_beams": 4}, "num_beams: there is no beam search"),
+        ({"num_beams": 4}, "num_beams: beam search is not supported"),
         ({"top_pp": 0.9}, 'top_pp is not supported. Did you mean "top_p"'),
     ],
 )
@@ -71,7 +71,7 @@ def test_cut_left():
     cut(texts, limit=2, needed=4)
 
 
-def test_position_limits_are_told():
+def test_text_beyond_the_position_limit_raises():
   config = ModelConfig(
       width=16,
       num_heads=2,

@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness score what one full forward pass says."""
+"""lm-evaluation-harness tasks match one full forward pass."""
 
 import dataclasses
 import functools
@@ -51,7 +51,7 @@ _CONTEXTS = ["Who is it?", "", "Which of these", "é" * 8]
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_chunks():
-  """Longer documents are read in several chunks."""
+  """Makes longer documents take several chunks."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(lm_eval_requests, "_CHUNK", 32)
     yield
@@ -63,7 +63,7 @@ def state():
       Transformer(saved_runs.TINY), optax.sgd(0.1), seed=0
   )
   state = dataclasses.replace(jax.jit(init)(), step=jnp.asarray(3, jnp.int32))
-  # Far from uniform; and the likeliest token is ASCII.
+  # Far from uniform; the most likely token is ASCII.
   params = jax.tree.map(lambda x: 2 * x, state.params)
   ids = jnp.arange(saved_runs.TINY.vocab_size)
   params["head"]["kernel"] *= ((ids > 32) & (ids < 127))[None]
@@ -94,7 +94,7 @@ def log_probs(state):
   apply = jax.jit(Transformer(saved_runs.TINY).apply)
 
   def of(ids):
-    # Of one length, because compiling takes longer than reading.
+    # A fixed length, because compiling takes longer than running.
     tokens = np.zeros((1, 64), np.int32)
     tokens[0, : len(ids)] = ids
     logits = np.asarray(apply({"params": state.params}, tokens), np.float64)
@@ -119,7 +119,7 @@ def direct(log_probs):
 
 @pytest.fixture(scope="module")
 def written(log_probs):
-  """Returns a function: context, n -> the n likeliest bytes, one by one."""
+  """Returns a function: context, n -> the n most likely bytes, greedily."""
 
   def of(context, count):
     ids = list(context.encode()) or [_EOS]
@@ -197,8 +197,8 @@ def results(checkpoint, tmp_path_factory):
   with pytest.MonkeyPatch.context() as patch:
     from lm_eval import evaluator, tasks
 
-    # Its own thousands of tasks take seconds to list, and PyTorch takes seconds
-    # to describe the machine.
+    # Listing the harness' own tasks takes seconds, and so does PyTorch's
+    # description of the machine.
     manager = functools.partial(tasks.TaskManager, include_defaults=False)
     patch.setattr(tasks, "TaskManager", manager)
     patch.setattr(evaluator, "add_env_info", lambda results: None)
@@ -215,12 +215,12 @@ def results(checkpoint, tmp_path_factory):
   return json.loads(path.read_text()), samples
 
 
-def test_multiple_choice_is_the_likeliest(results, direct):
+def test_multiple_choice_is_the_most_likely(results, direct):
   hits = []
   for sample, doc in zip(results[1]["choice"], _QUESTIONS, strict=True):
     expected = []
     for choice in doc["choices"]:
-      # The harness counts spaces at the end of a context with the choice.
+      # The harness moves trailing spaces of a context to the choice.
       context = doc["question"].rstrip()
       text = doc["question"] + " " + choice
       scored = len(text.encode()) - len(context.encode())
@@ -254,13 +254,13 @@ def test_perplexity_of_documents(results, direct):
     assert found == pytest.approx(value, rel=1e-6), name
 
 
-def test_text_is_written_greedily(results, written):
+def test_generation_is_greedy_by_default(results, written):
   found = [sample["resps"][0][0] for sample in results[1]["writing"]]
   assert found == [written(context, 12) for context in _CONTEXTS]
   assert len(set(found)) == len(_CONTEXTS)
 
 
-def test_any_batch_size_gives_the_same_in_order(make_lm, direct, written):
+def test_batch_size_changes_neither_results_nor_order(make_lm, direct, written):
   pairs = [
       (context, context[:3] + "..."[:n])
       for context, n in zip(_CONTEXTS * 2, (1, 2, 3, 1, 2, 2, 1, 3))
@@ -272,7 +272,7 @@ def test_any_batch_size_gives_the_same_in_order(make_lm, direct, written):
       for c, t in pairs[:-2]
   ]
   expected += [(0.0, True), direct([_EOS, *b"   x"], 4)]
-  # Of these, only what the model itself would write is greedy.
+  # Only the model's own continuation is greedy.
   for context in _CONTEXTS[:2]:
     text = written(context, 4)
     pairs += [(context, text), (context, text[:3] + chr(ord(text[3]) ^ 1))]
@@ -286,7 +286,7 @@ def test_any_batch_size_gives_the_same_in_order(make_lm, direct, written):
     found = lm.loglikelihood(_requests("loglikelihood", pairs))
     for one, other in zip(found, expected, strict=True):
       assert one == pytest.approx(other, rel=1e-6)
-  # Three prompts, so that a row of the batch of four is not one of them.
+  # Three prompts, so that the batch of four has a padding row.
   requests = [(context, {"max_gen_toks": 16}) for context in _CONTEXTS[:3]]
   texts = lm.generate_until(_requests("generate_until", requests))
   assert texts == [written(context, 16) for context in _CONTEXTS[:3]]
@@ -294,7 +294,7 @@ def test_any_batch_size_gives_the_same_in_order(make_lm, direct, written):
 
 def test_text_ends_before_the_first_stop_string(make_lm, written):
   texts = [written(context, 12) for context in _CONTEXTS]
-  # At a token writing stops; longer strings are found in what is written.
+  # Generation stops at single tokens; longer strings are found afterwards.
   token, strings = texts[0][4], [texts[2][8:11], texts[3][3:5]]
   untils = [token, token, strings, strings]
   requests = [
@@ -304,12 +304,12 @@ def test_text_ends_before_the_first_stop_string(make_lm, written):
   lm = make_lm(batch_size=2)
   found = lm.generate_until(_requests("generate_until", requests))
   for text, whole, until in zip(found, texts, untils):
-    # A string of one token is a list of them, too.
+    # A single string is accepted as well as a list.
     assert text == min((whole.split(u)[0] for u in until), key=len)
   assert found[0] != texts[0] and found[2] != texts[2]
 
 
-def test_draws_follow_the_seed_of_the_harness(make_lm):
+def test_sampling_follows_the_seed_of_the_harness(make_lm):
   lm = make_lm(batch_size=2)
   settings = {"do_sample": True, "temperature": 1.0, "max_gen_toks": 9}
   requests = _requests("generate_until", [("Which of these", settings)] * 4)
@@ -318,7 +318,7 @@ def test_draws_follow_the_seed_of_the_harness(make_lm):
     np.random.seed(seed)
     return lm.generate_until(requests)
 
-  # Equal requests are drawn anew.
+  # Equal requests are sampled independently.
   assert len(set(draw(0))) == 4
   assert draw(0) == draw(0) != draw(1)
 
@@ -346,7 +346,7 @@ def test_max_length_cuts_contexts(make_lm, direct, written, caplog):
   pairs = _requests("loglikelihood", [(context, "abc"), ("b", "c" * 20)])
   with caplog.at_level(logging.WARNING):
     found = lm.loglikelihood(pairs)
-  assert "1 of 2 texts are cut at the left to 21 tokens" in caplog.text
+  assert "1 of 2 texts are truncated on the left to 21 tokens" in caplog.text
   cut = list((context + "abc").encode())[-21:]
   assert found[0] == pytest.approx(direct(cut, 3), rel=1e-6)
   requests = [(text, {"max_gen_toks": 3}) for text in (context, "Who")]
@@ -354,7 +354,7 @@ def test_max_length_cuts_contexts(make_lm, direct, written, caplog):
       written(context[-17:], 3),
       written("Who", 3),
   ]
-  with pytest.raises(ConfigError, match="larger by 2"):
+  with pytest.raises(ConfigError, match="increase it by 2"):
     lm.loglikelihood(_requests("loglikelihood", [("a", "b" * 22)]))
   request = _requests("generate_until", [("a", {"max_gen_toks": 20})])
   with pytest.raises(ConfigError, match="max_length leaves 0 tokens"):
@@ -364,7 +364,7 @@ def test_max_length_cuts_contexts(make_lm, direct, written, caplog):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"batch_size": "auto"}, "batch_size=auto: must be a whole number"),
+        ({"batch_size": "auto"}, "batch_size=auto: must be a positive integer"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"max_batch_size": 8}, "--max_batch_size"),
         ({"max_length": 0}, "max_length=0"),
@@ -377,7 +377,7 @@ def test_bad_arguments(make_lm, arguments, message):
     make_lm(**arguments)
 
 
-def test_checkpoints_without_text_are_refused(state, tmp_path):
+def test_checkpoints_without_text_are_rejected(state, tmp_path):
   with pytest.raises(ConfigError, match="nowhere does not exist"):
     harness.DapeJaxLM("nowhere")
   path = _save(tmp_path, state, TaskConfig(task="parity_check"))
@@ -385,7 +385,7 @@ def test_checkpoints_without_text_are_refused(state, tmp_path):
     harness.DapeJaxLM(path)
 
 
-def test_chat_templates_are_refused(make_lm):
+def test_chat_templates_are_rejected(make_lm):
   with pytest.raises(NotImplementedError, match="--apply_chat_template"):
     make_lm().chat_template(True)
   with pytest.raises(NotImplementedError, match="--apply_chat_template"):

@@ -42,11 +42,11 @@ def test_names_and_dtypes(caplog):
   np.testing.assert_array_equal(params["base"]["r1"], [1.5] * 3)
   assert params["hidden_kernel"].shape == (6, 4)
   assert params["output_kernel"].dtype == np.float32
-  assert "mlp2.2.bias of dape_kerple_log left out" in caplog.text
+  assert "Dropped mlp2.2.bias of dape_kerple_log" in caplog.text
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_options_are_read_off_the_tensors(layers):
+def test_options_come_from_the_tensors(layers):
   tensors = fire(layers) | network(window=(1, 5))
   options = neox.encoding_options("dape_v2_fire", tensors)
   assert options == {
@@ -93,12 +93,12 @@ def test_slopes_saved_with_alibi_are_checked():
         ),
     ],
 )
-def test_what_does_not_fit_is_named(name, tensors, message):
+def test_mismatched_tensors_are_named(name, tensors, message):
   with pytest.raises(dape_jax.ConfigError, match=message):
     neox.encoding_params(name, tensors)
 
 
 @pytest.mark.parametrize("name", ["t5", "dape_fox", "dape_static_kerple_log"])
-def test_an_encoding_that_was_not_released_is_refused(name):
-  with pytest.raises(dape_jax.ConfigError, match="the released code has none"):
+def test_unreleased_encoding_is_rejected(name):
+  with pytest.raises(dape_jax.ConfigError, match="not in the released code"):
     neox.encoding_params(name, {})

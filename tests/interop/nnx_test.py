@@ -52,7 +52,7 @@ def test_nnx_module_equals_the_linen_module(name):
   assert all(np.isfinite(g).all() and g.any() for g in params)
 
 
-def test_init_through_attend_makes_all_parameters():
+def test_init_through_attend_creates_all_parameters():
   encoding = dape_jax.Dape(dape_jax.encodings.Fox(num_heads=2), width=3)
   x, heads = jnp.ones((1, 1, 8)), jnp.ones((1, 1, 2, 4))
   variables = encoding.init(

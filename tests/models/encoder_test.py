@@ -1,4 +1,4 @@
-"""The encoder, post-LayerNorm and other settings beside the papers' decoder."""
+"""The encoder, post-LayerNorm and other settings not in the papers' decoder."""
 
 import functools
 
@@ -40,7 +40,7 @@ def shapes(model):
 
 @functools.cache
 def random_params(model):
-  """Returns float32 parameters of which none is 0 or 1, biases neither."""
+  """Returns random float32 parameters, none of them at its initial value."""
   means = {"scale": 1.0, "r1": 1.0, "r2": 1.0}
   rng = np.random.default_rng(0)
   params = {}
@@ -59,7 +59,7 @@ def jitted(model):
 
 
 def read(model, tokens, segment_ids=None, positions=None):
-  """Returns logits, NumPy; arguments of one shape are compiled once."""
+  """Returns logits as NumPy; one compilation per shape."""
   if segment_ids is None:
     segment_ids = np.ones_like(tokens)
   if positions is None:
@@ -77,11 +77,11 @@ def random_tokens(*shape):
     "encoding, changes",
     [
         ("kerple_log", {}),
-        # The papers' decoder, which the other settings must leave as it is.
+        # The papers' decoder.
         ("kerple_log", dict(causal=True, norm="pre", activation="gelu")),
     ],
 )
-def test_logits_equal_those_by_numpy(encoding, changes):
+def test_logits_match_numpy(encoding, changes):
   model = tiny(encoding, **changes)
   tokens = random_tokens(2, 9)
   segment_ids = np.int32([[1] * 7 + [0] * 2, [1] * 4 + [2] * 5])
@@ -113,7 +113,7 @@ def test_padding_and_other_segments_have_no_effect():
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_an_encoder_sees_later_tokens_and_a_decoder_does_not(causal):
+def test_encoder_attends_to_later_tokens_and_decoder_does_not(causal):
   changes = dict(causal=True, norm="pre", activation="gelu") if causal else {}
   model = tiny("kerple_log", **changes)
   tokens = random_tokens(1, 9).repeat(2, axis=0)
@@ -127,32 +127,32 @@ def test_an_encoder_sees_later_tokens_and_a_decoder_does_not(causal):
     assert (difference > 1e-3).all()
 
 
-def test_without_positions_an_encoder_is_equivariant_to_permutations():
+def test_encoder_without_positions_is_permutation_equivariant():
   tokens = random_tokens(1, 9)
   order = np.random.default_rng(2).permutation(9)
   both = np.concatenate([tokens[:, order], tokens])
   permuted, logits = read(tiny("nope"), both)
   np.testing.assert_allclose(permuted, logits[order], atol=1e-5)
-  # Biases tell the places apart.
+  # Biases break the symmetry.
   permuted, logits = read(tiny("kerple_log"), both)
   assert abs(permuted - logits[order]).max() > 0.01
 
 
-def test_an_encoder_has_no_cache():
+def test_encoder_rejects_a_cache():
   model = tiny("kerple_log")
   cache = model.empty_cache(1, 4)
-  with pytest.raises(ValueError, match="an encoder reads a text at once"):
+  with pytest.raises(ValueError, match="an encoder has no cache"):
     model.apply(
         {"params": random_params(model)}, random_tokens(1, 2), cache=cache
     )
 
 
 def test_initial_values_of_haiku():
-  """Normal, cut at two std; embeddings 0.02 sqrt(width) as the code has them."""
+  """Truncated at two std; embeddings 0.02 sqrt(width) as in the code."""
   model = tiny(init="ruoss", width=128, num_heads=8, mlp_width=64)
   params = jax.jit(model.init)(jax.random.key(0), random_tokens(1, 1))["params"]
   layers = params["layers"]
-  # Of a normal distribution that is cut at two std.
+  # Standard deviation of a unit normal truncated at two std.
   cut = 0.8796
   for values, std in (
       (params["embedding"], 0.02 * 128**0.5),
@@ -164,7 +164,7 @@ def test_initial_values_of_haiku():
   ):
     values = np.asarray(values)
     assert 1.9 * std < abs(values).max() <= 2 * std
-    # Three standard deviations of the standard deviation of so many values.
+    # Three standard deviations of the sample standard deviation.
     noise = 3 / (2 * values.size) ** 0.5
     np.testing.assert_allclose(values.std(), cut * std, rtol=noise)
   for name in ("query", "key", "value", "output"):

@@ -53,7 +53,10 @@ def test_wrong_flag_is_one_line_on_stderr(tasks_command, flags, message):
     "flags, message",
     [
         ("--times=0", "--times: '0' is not a whole number of at least 1."),
-        ("--times= --lengths=9-8", "--lengths: '8' is not a whole number of at"),
+        (
+            "--times= --lengths=9-8",
+            "--lengths: '8' is not a whole number of at",
+        ),
         ("--times= --lengths=8-", "--lengths: '' is not a whole number"),
         ("--times= --lengths=2,8", "length=2 is too short for Induction"),
         ("--encodings=ropee", 'unknown encoding "ropee". Did you mean "rope"'),

@@ -1,4 +1,4 @@
-"""Batches of rows that a test gives."""
+"""Batches of fixed rows."""
 
 from dape_jax.data.batches import Batches
 

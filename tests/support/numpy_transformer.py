@@ -1,12 +1,12 @@
-"""The model in NumPy, float64, layer by layer."""
+"""The transformer in float64 NumPy."""
 
 import jax
 import numpy as np
 
 
 def layer_norm(x_BxTxD, params):
-  centred = x_BxTxD - x_BxTxD.mean(-1, keepdims=True)
-  scaled = centred / np.sqrt(x_BxTxD.var(-1, keepdims=True) + 1e-5)
+  centered = x_BxTxD - x_BxTxD.mean(-1, keepdims=True)
+  scaled = centered / np.sqrt(x_BxTxD.var(-1, keepdims=True) + 1e-5)
   return scaled * params["scale"] + params["bias"]
 
 
@@ -26,7 +26,7 @@ def kerple_log(params, distances_BxTxT):
 
 
 def expected_logits(config, params, tokens, segment_ids, positions):
-  """Computes the model in float64, layer by layer."""
+  """Returns the logits in float64."""
   params = jax.tree.map(np.float64, params)
   x_BxTxD = params["embedding"][tokens]
   seen_BxTxT = segment_ids[:, :, None] == segment_ids[:, None, :]

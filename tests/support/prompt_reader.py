@@ -1,10 +1,10 @@
-"""A reader of retrieval prompts that is always right."""
+"""Correct answers to retrieval prompts."""
 
 import re
 
 
 def answer(text):
-  """Returns what a reader answers to `text`, a prompt without its answer."""
+  """Returns the correct answer to `text`, a prompt without its answer."""
   context, question = text.rsplit("\n", 1)
   if "pass key" in question:
     found = re.findall(r"The pass key is (\d+)\. Remember", context)
