@@ -2,6 +2,7 @@
 
 import importlib.util
 import pathlib
+import pkgutil
 import re
 
 import pytest
@@ -53,3 +54,17 @@ def test_modules_and_files_exist(page):
   missing = [m for m in sorted(modules) if not importlib.util.find_spec(m)]
   missing += [f for f in sorted(files) if not (_ROOT / f).exists()]
   assert not missing
+
+
+def test_functions_of_the_architecture_page_exist():
+  text = (_ROOT / "docs" / "architecture.md").read_text()
+  paths = text.partition("## One training step")[2]
+  missing = []
+  for name in re.findall(r"`([a-z_]+(?:\.\w+)+)`", paths):
+    if name == "eval.py" or name.startswith("jax."):
+      continue
+    try:
+      pkgutil.resolve_name(f"dape_jax.{name}")
+    except (ImportError, AttributeError):
+      missing.append(name)
+  assert paths and not missing
