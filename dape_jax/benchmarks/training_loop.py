@@ -63,46 +63,41 @@ def measure(
   mesh = partitioning.make_mesh(config.mesh)
   run = Run(config, mesh)
   bare, whole = [], []
-  with contextlib.ExitStack() as stack:
-    stack.enter_context(jax.set_mesh(mesh))
-    folder = epath.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-    writer = stack.enter_context(
-        MetricsWriter(
-            folder,
-            first_step=0,
-            total_steps=steps,
-            tokens_per_step=1,
-            main_process=True,
-        )
-    )
+  with (
+      jax.set_mesh(mesh),
+      tempfile.TemporaryDirectory() as name,
+      contextlib.redirect_stderr(io.StringIO()),
+      MetricsWriter(
+          epath.Path(name),
+          first_step=0,
+          total_steps=steps,
+          tokens_per_step=1,
+          main_process=True,
+      ) as writer,
+  ):
+    profile = ProfileWindow(epath.Path(name), None)
 
-    def run_bare():
-      state, batch = run.new_state(), run.batch(0)
-      jax.block_until_ready((state, batch))
+    def seconds(train):
+      state = jax.block_until_ready(run.new_state())
       begin = time.perf_counter()
+      train(state)
+      return time.perf_counter() - begin
+
+    batch = jax.block_until_ready(run.batch(0))
+
+    def train_bare(state):
       for _ in range(steps):
         state, metrics = run.train_step(state, batch)
       jax.block_until_ready((state, metrics))
-      return time.perf_counter() - begin
 
-    def run_whole():
-      state = jax.block_until_ready(run.new_state())
-      begin = time.perf_counter()
-      loop.train_steps(
-          run,
-          state,
-          _NoSaver(),
-          writer,
-          Throughput(1, 1.0),
-          ProfileWindow(folder, None),
-      )
-      return time.perf_counter() - begin
+    def train_whole(state):
+      throughput = Throughput(1, 1.0)
+      loop.train_steps(run, state, _NoSaver(), writer, throughput, profile)
 
-    run_bare(), run_whole()  # Compile.
+    seconds(train_bare), seconds(train_whole)  # Compile.
     for _ in range(rounds):
-      bare.append(run_bare())
-      whole.append(run_whole())
+      bare.append(seconds(train_bare))
+      whole.append(seconds(train_whole))
   return bare, whole
 
 

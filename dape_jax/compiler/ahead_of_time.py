@@ -1,50 +1,39 @@
 """Compiles a config's programs for TPU topologies, without a TPU.
 
-The compiler plans memory in seconds and then generates code for minutes. So each
-compilation runs in a process, which is killed once the plan exists unless code is
-asked for. The plan is read from the compiler's dump: nothing else has it, and for
+The compiler plans memory in seconds and then generates code for minutes. So its
+process is killed once the plan exists unless code is asked for. The plan is read from the compiler's dump: nothing else has it, and for
 some TPU v5p programs nothing else has the HLO text.
 """
 
 import dataclasses
+import functools
 import math
-import multiprocessing
-import os
 import pathlib
 import re
 import tempfile
-from multiprocessing.connection import Connection
+from collections.abc import Callable
 from typing import Any
 
 from dape_jax.compiler import programs
 from dape_jax.compiler import tpu as tpu_compiler
 from dape_jax.compiler.costs import program_costs
 from dape_jax.config import ExperimentConfig
-from dape_jax.errors import ConfigError
 from dape_jax.training.flops import chip_of
-
-_UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def _compile(
-    connection: Connection,
+    send: Callable[[Any], None],
     config: ExperimentConfig,
     topology: str,
     eval_length: int,
     folder: str,
 ) -> None:
-  """Compiles in a child process.
+  """Sends the report known before compiling, then the bytes needed.
 
-  Sends the report known before compiling; then None, or the bytes needed by a
-  program that does not fit. Sends a ConfigError instead if the config is invalid.
+  The latter are None unless the program does not fit.
   """
-  os.environ.update(tpu_compiler.ENVIRONMENT)
-  try:
-    lowered, report = programs.lower(config, topology, eval_length)
-  except ConfigError as e:
-    connection.send(e)
-    return
-  connection.send(report)
+  lowered, report = programs.lower(config, topology, eval_length)
+  send(report)
   try:
     lowered.compile(
         compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
@@ -54,19 +43,10 @@ def _compile(
     if sizes is None:
       raise
     # This is the total, although one message says "temporaries".
-    connection.send(_number(sizes[0]))
+    number, unit = re.fullmatch(r"([\d.]+)([KMG]?)\S*", sizes[0]).groups()
+    send(float(number) * 2 ** (10 * " KMG".index(unit or " ")))
   else:
-    connection.send(None)
-
-
-def _planned(folder: pathlib.Path) -> bool:
-  """Returns whether the plan is complete: a later file exists."""
-  return any(folder.glob("*.after_optimizations_after_buffer_assignment.txt"))
-
-
-def _only(folder: pathlib.Path, ending: str) -> str:
-  (file,) = folder.glob(f"*.{ending}.txt")
-  return file.read_text()
+    send(None)
 
 
 def compile_for(
@@ -96,44 +76,23 @@ def compile_for(
   Raises:
     ConfigError: the topology or the mesh is invalid, or the compiler failed.
   """
-  context = multiprocessing.get_context("spawn")
-  receiver, sender = context.Pipe(duplex=False)
-  with tempfile.TemporaryDirectory(prefix="dape_jax_aot") as folder:
-    process = context.Process(
-        target=_compile, args=(sender, config, topology, eval_length, folder)
-    )
-    process.start()
-    sender.close()
-    folder = pathlib.Path(folder)
-    try:
-      report = _received(receiver, process)
-      needed = None
-      while generate_code or not _planned(folder):
-        if receiver.poll(0.1):  # Also true if the process died.
-          needed = _received(receiver, process)
-          break
-      if not _planned(folder):
-        return report | {"peak": needed, "fits": False}
-      plan = _only(folder, "after_optimizations-memory-usage-report")
-      text = _only(folder, "after_optimizations")
-    finally:
-      process.kill()
-      process.join()
-  code = generate_code and needed is None
-  return report | _costs(report, plan, text) | {"code": code}
-
-
-def _received(receiver: Connection, process) -> Any:
-  try:
-    value = receiver.recv()
-  except EOFError as e:
-    process.join()
-    raise ConfigError(
-        f"the TPU compiler failed (status {process.exitcode}, see above)."
-    ) from e
-  if isinstance(value, ConfigError):
-    raise value
-  return value
+  with (
+      tempfile.TemporaryDirectory(prefix="dape_jax_aot") as name,
+      tpu_compiler.compiler_process(
+          _compile, config, topology, eval_length, name
+      ) as receive,
+  ):
+    dump = lambda ending: [*pathlib.Path(name).glob(f"*.{ending}.txt")]
+    # A later file than the plan, which is then complete.
+    planned = lambda: dump("after_optimizations_after_buffer_assignment")
+    report = receive()
+    needed = receive(until=lambda: planned() and not generate_code)
+    if not planned():
+      return report | {"peak": needed, "fits": False}
+    (plan,) = dump("after_optimizations-memory-usage-report")
+    (text,) = dump("after_optimizations")
+    costs = _costs(report, plan.read_text(), text.read_text())
+  return report | costs | {"code": generate_code and needed is None}
 
 
 def _costs(report: dict[str, Any], plan: str, text: str) -> dict[str, Any]:
@@ -178,16 +137,12 @@ def compile_largest_batch(
   Raises:
     ConfigError: see `compile_for`.
   """
-  reports = {}
 
-  def with_rows(rows: int) -> ExperimentConfig:
+  @functools.cache
+  def compile_rows(rows: int, generate_code: bool = False) -> dict[str, Any]:
     train = dataclasses.replace(config.train, batch_size=rows)
-    return dataclasses.replace(config, train=train)
-
-  def compile_rows(rows: int) -> dict[str, Any]:
-    if rows not in reports:
-      reports[rows] = compile_for(with_rows(rows), topology)
-    return reports[rows]
+    changed = dataclasses.replace(config, train=train)
+    return compile_for(changed, topology, generate_code=generate_code)
 
   rows = config.train.batch_size
   report = compile_rows(rows)
@@ -200,18 +155,9 @@ def compile_largest_batch(
   multiple = groups * config.train.accumulation
   while not compile_rows(rows)["fits"] and rows % (2 * multiple) == 0:
     rows //= 2
-  while compile_rows(rows)["fits"]:
-    twice = compile_rows(2 * rows)
-    if not twice["fits"]:
-      report = compile_rows(rows)
-      if generate_code:
-        report = compile_for(with_rows(rows), topology, generate_code=True)
-      return report | {"twice_peak": twice["peak"]}
+  if not compile_rows(rows)["fits"]:
+    return compile_rows(rows)
+  while (twice := compile_rows(2 * rows))["fits"]:
     rows *= 2
-  return compile_rows(rows)
-
-
-def _number(text: str) -> float:
-  """Parses the compiler's byte counts, such as "17.25G"."""
-  number, unit = re.fullmatch(r"([\d.]+)([KMGB]?)\S*", text).groups()
-  return float(number) * _UNITS[unit]
+  report = compile_rows(rows, True) if generate_code else compile_rows(rows)
+  return report | {"twice_peak": twice["peak"]}

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 import re
 from collections.abc import Iterator
 
@@ -64,78 +65,70 @@ def program_costs(text: str) -> Costs:
   program = hlo_text.parse(text)
   memory, unknown = 0, False
   sent: dict[str, dict[str, float]] = collections.defaultdict(dict)
-  for name, turns, is_known in _executed(program):
+  for name, turns, is_known in _executed(program, program.entry):
     unknown |= not is_known
-    instructions = program.computations[name]
-    types = {i.name: i.type for i in instructions}
-    for instruction in instructions:
-      memory += turns * _moved(program, instruction, types)
-      for collective in _collectives(program, instruction):
+    for instruction in program.computations[name]:
+      memory += turns * _moved(program, instruction)
+      for kind, channel, amount in _collectives(program, instruction):
         # Pieces of an overlapped collective share a channel; count one.
-        kind, channel, amount = collective
         sent[kind][channel] = max(sent[kind].get(channel, 0), turns * amount)
   return Costs(
       memory, {k: int(sum(v.values())) for k, v in sent.items()}, unknown
   )
 
 
-def _executed(program: Program) -> Iterator[tuple[str, int, bool]]:
+def _executed(
+    program: Program, name: str, turns: int = 1, known: bool = True
+) -> Iterator[tuple[str, int, bool]]:
   """Yields (computation, number of runs, whether that is known)."""
-
-  def visit(name, turns, known):
-    yield name, turns, known
-    for instruction in program.computations[name]:
-      if instruction.opcode == "while":
-        inner = program.turns(instruction)
-        body = instruction.attribute("body")
-        yield from visit(body, turns * (inner or 1), known and bool(inner))
-      elif instruction.opcode == "call":
-        yield from visit(instruction.attribute("to_apply"), turns, known)
-      elif instruction.opcode == "conditional":
-        branches = re.findall(
-            r"(?:true|false)_computation=%?([\w.\-]+)", instruction.line
-        )
-        if listed := re.search(
-            r"branch_computations=\{([^}]*)\}", instruction.line
-        ):
-          branches += re.findall(r"%?([\w.\-]+)", listed[1])
-        for branch in branches:
-          yield from visit(branch, turns, known)
-
-  yield from visit(program.entry, 1, True)
+  yield name, turns, known
+  for instruction in program.computations[name]:
+    inside, inner = [], 1
+    if instruction.opcode == "while":
+      inside, inner = ["body"], program.turns(instruction)
+    elif instruction.opcode == "call":
+      inside = ["to_apply"]
+    elif instruction.opcode == "conditional":
+      inside = ["true_computation", "false_computation"]
+    called = [x for x in map(instruction.attribute, inside) if x]
+    if listed := re.search(
+        r"branch_computations=\{([^}]*)\}", instruction.line
+    ):
+      called += re.findall(r"%?([\w.\-]+)", listed[1])
+    for computation in called:
+      yield from _executed(
+          program, computation, turns * (inner or 1), known and bool(inner)
+      )
 
 
-def _moved(program: Program, instruction: Instruction, types) -> int:
+def _moved(program: Program, instruction: Instruction) -> int:
   """Returns the bytes that an operation reads and writes."""
   opcode = instruction.opcode
   if opcode in _FREE or opcode.endswith("-done"):
     return 0
-  operands = dict.fromkeys(instruction.operands)
+  types = instruction.operand_types
   if opcode in _SLICES:
     # The type of an asynchronous slice is (operand, result, ...).
     result = elements(instruction.type)[opcode.endswith("-start")]
-    whole = bytes_of(types.get(instruction.operands[0], ""))
+    whole = bytes_of(types[0])
     return min(whole, bytes_of(result, anywhere=True)) + bytes_of(result)
   if opcode == "dynamic-update-slice":
-    return 2 * bytes_of(types.get(instruction.operands[1], ""))
+    return 2 * bytes_of(types[1])
   if opcode == "scatter":
-    return 2 * bytes_of(types.get(instruction.operands[2], ""))
+    return 2 * bytes_of(types[2])
   if opcode == "async-start" and (calls := instruction.attribute("calls")):
-    inside = program.computations[calls]
-    inner_types = {i.name: i.type for i in inside}
-    return sum(_moved(program, i, inner_types) for i in inside)
+    return sum(_moved(program, i) for i in program.computations[calls])
   if opcode.endswith("-start") and opcode != "all-reduce-start":
     return bytes_of(instruction.type)  # Operand and result.
   if opcode == "fusion":
     inside = program.computations.get(instruction.attribute("calls"), ())
-    return _moved_by_fusion(inside, instruction, types)
-  read = sum(bytes_of(types.get(operand, "")) for operand in operands)
-  return read + bytes_of(instruction.type)
+    return _moved_by_fusion(inside, instruction)
+  read = dict(zip(instruction.operands, types)).values()  # Each once.
+  return sum(map(bytes_of, read)) + bytes_of(instruction.type)
 
 
-def _moved_by_fusion(inside, fusion: Instruction, types) -> int:
+def _moved_by_fusion(inside, fusion: Instruction) -> int:
   """Returns the bytes of a fusion; slices and updates count what they touch."""
-  inner_types = {i.name: i.type for i in inside}
   users = collections.defaultdict(list)
   for i in inside:
     for operand in set(i.operands):
@@ -147,7 +140,7 @@ def _moved_by_fusion(inside, fusion: Instruction, types) -> int:
     number = int(re.search(r"parameter\((\d+)\)", parameter.line)[1])
     if number >= len(fusion.operands):
       continue
-    whole = bytes_of(types.get(fusion.operands[number], ""))
+    whole = bytes_of(fusion.operand_types[number])
     parts = 0
     for user in users[parameter.name]:
       is_first = user.operands[:1] == (parameter.name,)
@@ -162,7 +155,7 @@ def _moved_by_fusion(inside, fusion: Instruction, types) -> int:
     if i.opcode == "dynamic-update-slice":
       whole = bytes_of(i.type)
       if whole <= written:
-        written += bytes_of(inner_types.get(i.operands[1], "")) - whole
+        written += bytes_of(i.operand_types[1]) - whole
   return moved + max(written, 0)
 
 
@@ -194,10 +187,7 @@ def _group_size(line: str) -> int:
     return pairs[1].count("{")
   if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line):
     sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
-    size = 1
-    for axis in re.findall(r"'(\w+)'", mesh[2]):
-      size *= int(sizes[axis])
-    return size
+    return math.prod(int(sizes[x]) for x in re.findall(r"'(\w+)'", mesh[2]))
   if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]", line):
     return int(iota[2])
   if groups := re.search(r"replica_groups=\{\{([\d,]*)\}", line):

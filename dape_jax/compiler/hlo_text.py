@@ -6,6 +6,7 @@ A program consists of computations, a computation of instructions, one per line:
 
 import dataclasses
 import functools
+import math
 import re
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -26,6 +27,7 @@ class Instruction:
     type: the type of the result, as text.
     opcode: for example "fusion".
     operands: names of instructions of the same computation.
+    operand_types: their types, "" if unknown.
     line: the text of the instruction.
   """
 
@@ -33,6 +35,7 @@ class Instruction:
   type: str
   opcode: str
   operands: tuple[str, ...]
+  operand_types: tuple[str, ...]
   line: str
 
   def attribute(self, name: str) -> str | None:
@@ -68,17 +71,19 @@ class Program:
 def parse(text: str) -> Program:
   """Parses the output of `compiled.as_text()`."""
   computations: dict[str, list[Instruction]] = {}
-  entry = name = None
+  entry = name = types = None
   for line in text.splitlines():
     if head := _COMPUTATION.match(line):
       name = head[2]
       entry = name if head[1] else entry
-      computations[name] = []
+      computations[name], types = [], {}
     elif name is not None and (found := _INSTRUCTION.match(line)):
       label, type_, opcode, rest = found.groups()
       operands = tuple(_OPERAND.findall(_until_closed(rest)))
+      operand_types = tuple(types.get(operand, "") for operand in operands)
+      types[label] = type_
       computations[name].append(
-          Instruction(label, type_, opcode, operands, line)
+          Instruction(label, type_, opcode, operands, operand_types, line)
       )
   return Program(entry, {k: tuple(v) for k, v in computations.items()})
 
@@ -121,8 +126,5 @@ def bytes_of(type_: str, *, anywhere: bool = False) -> int:
       continue
     digits = re.search(r"\d+", kind)
     bits = _BITS.get(kind) if kind in _BITS else int(digits[0]) if digits else 0
-    size = 1
-    for length in filter(None, shape.split(",")):
-      size *= int(length)
-    total += bits * size // 8
+    total += bits * math.prod(map(int, filter(None, shape.split(",")))) // 8
   return total

@@ -16,13 +16,7 @@ from dape_jax.parallel import partitioning
 from dape_jax.training.flops import chip_of, flops_per_token
 from dape_jax.training.run import Program
 
-_DTYPES = {
-    "inputs": jnp.int32,
-    "targets": jnp.int32,
-    "segment_ids": jnp.int32,
-    "positions": jnp.int32,
-    "loss_weights": jnp.float32,
-}
+_BATCH = ("inputs", "targets", "segment_ids", "positions", "loss_weights")
 
 
 def _devices(topology: str) -> list[jax.Device]:
@@ -49,9 +43,10 @@ def _batch(config: ExperimentConfig, mesh: jax.sharding.Mesh):
   rows = config.train.batch_size // parts
   shape = (parts, rows, config.data.row_length)
   sharding = partitioning.batch_sharding(mesh)
+  dtypes = dict.fromkeys(_BATCH, jnp.int32) | {"loss_weights": jnp.float32}
   return {
       name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-      for name, dtype in _DTYPES.items()
+      for name, dtype in dtypes.items()
   }
 
 

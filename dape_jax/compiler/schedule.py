@@ -58,13 +58,13 @@ def kernel_schedule(folder: pathlib.Path, name: str) -> Schedule | None:
 
 def parse_schedule(text: str) -> Schedule | None:
   """Parses a final_bundles file; returns None if it has no tile."""
-  lines = [line for line in text.splitlines() if _BUNDLE.match(line)]
+  bundles = [m for line in text.splitlines() if (m := _BUNDLE.match(line))]
+  lines = [bundle.string for bundle in bundles]
   starts: dict[str, int] = {}
   heads = []
-  for i, line in enumerate(lines):
-    label, depth = _BUNDLE.match(line).groups()
-    if "LB" in label.split():
-      heads.append((i, depth.count(">")))
+  for i, (bundle, line) in enumerate(zip(bundles, lines)):
+    if "LB" in bundle[1].split():
+      heads.append((i, bundle[2].count(">")))
     for region in _START.findall(line):
       starts.setdefault(region, i)
 
@@ -76,7 +76,7 @@ def parse_schedule(text: str) -> Schedule | None:
       end = starts.get(region, -1)
       if end > i:
         pieces.append((i + 1, end))
-      elif depth := _BUNDLE.match(line)[2].count(">"):
+      elif depth := bundles[i][2].count(">"):
         inside = [start for start, d in heads if start <= i and d == depth]
         if inside and depth > 1:  # The loop of depth 1 is the grid.
           trips = _trips(lines[inside[-1] : i + 1], predicate)
@@ -109,22 +109,14 @@ def parse_schedule(text: str) -> Schedule | None:
 
 def _bodies(lines, pieces) -> list[tuple[int, int]]:
   """Returns the innermost conditional blocks that multiply matrices."""
-  before = [0]
-  for line in lines:
-    before.append(before[-1] + len(re.findall(r"\bvmatmul", line)))
-  products = {(s, e): before[e] - before[s] for s, e in pieces}
+  products = [len(re.findall(r"\bvmatmul", line)) for line in lines]
+  counts = {(start, end): sum(products[start:end]) for start, end in pieces}
 
   # Blocks with few products, such as a transposition, are not tiles.
-  most = max(products.values(), default=0)
-  large = [piece for piece, n in products.items() if n and 10 * n >= most]
-
-  def is_shell(piece):
-    return any(
-        other != piece and piece[0] <= other[0] and other[1] <= piece[1]
-        for other in large
-    )
-
-  return sorted(piece for piece in large if not is_shell(piece))
+  most = max(counts.values(), default=0)
+  large = [piece for piece, n in counts.items() if n and 10 * n >= most]
+  inside = lambda x, y: x != y and y[0] <= x[0] and x[1] <= y[1]
+  return sorted(y for y in large if not any(inside(x, y) for x in large))
 
 
 def _trips(lines, predicate: str) -> int | None:

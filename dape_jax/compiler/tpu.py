@@ -1,7 +1,12 @@
-"""The TPU compiler on machines without a TPU: environment and error messages."""
+"""The TPU compiler on machines without a TPU: its process and error messages."""
 
+import contextlib
 import importlib.util
+import multiprocessing
+import os
 import re
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from dape_jax.errors import ConfigError
 
@@ -43,3 +48,59 @@ def needed_and_available(error: Exception) -> tuple[str, str] | None:
   """
   found = _TOO_LARGE.search(str(error))
   return None if found is None else tuple(filter(None, found.groups()))
+
+
+@contextlib.contextmanager
+def compiler_process(
+    function: Callable[..., None], *args: Any
+) -> Iterator[Callable[..., Any]]:
+  """Runs `function(send, *args)` in a process with the settings above.
+
+  libtpu reads them once, when it is loaded. The process is killed on exit.
+
+  Args:
+    function: passes what the caller is to receive to `send`.
+    *args: picklable.
+
+  Yields:
+    `receive(until)`, which returns the next object sent, or None once until(), if
+    given, is true. It raises a ConfigError if the function does or if the process
+    ends without sending.
+  """
+  context = multiprocessing.get_context("spawn")
+  receiver, sender = context.Pipe(duplex=False)
+  process = context.Process(target=_child, args=(sender, function, args))
+
+  def receive(until: Callable[[], bool] = lambda: False) -> Any:
+    while not receiver.poll(0.1):  # Also true if the process died.
+      if until():
+        return None
+    try:
+      value = receiver.recv()
+    except EOFError as e:
+      process.join()
+      raise ConfigError(
+          f"the TPU compiler failed (status {process.exitcode}, see above)."
+      ) from e
+    if isinstance(value, ConfigError):
+      raise value
+    return value
+
+  process.start()
+  sender.close()
+  try:
+    yield receive
+  finally:
+    process.kill()
+    process.join()
+
+
+def _child(connection, function, args) -> None:
+  import jax
+
+  os.environ.update(ENVIRONMENT)
+  jax.config.update("jax_platforms", "cpu")
+  try:
+    function(connection.send, *args)
+  except ConfigError as e:
+    connection.send(e)

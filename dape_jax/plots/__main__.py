@@ -19,7 +19,6 @@ import pathlib
 import sys
 
 import jax
-import numpy as np
 
 from dape_jax import cli
 from dape_jax.checkpoint import runs
@@ -27,9 +26,11 @@ from dape_jax.errors import ConfigError, did_you_mean
 from dape_jax.evaluation.progress import Progress
 from dape_jax.evaluation.report import make_folder
 from dape_jax.plots import effective_length, figures
+from dape_jax.plots.reading import read_text
 from dape_jax.plots.rows import rows_of_layers, write_rows
 
 _COMMANDS = ("bias", "effective-length", "map")
+_DEFAULT_HEADS = 4  # Of a map.
 _MAX_MAP_LENGTH = 1024  # A map holds the square of this many numbers.
 
 
@@ -42,13 +43,14 @@ def _parser(command: str) -> argparse.ArgumentParser:
       allow_abbrev=False,
   )
   add = parser.add_argument
-  add("--checkpoint", metavar="DIR", help="run to plot")
+  is_single = command != "effective-length"
+  add("--checkpoint", metavar="DIR", required=is_single, help="run to plot")
   add(
       "--output",
       metavar="DIR",
       help="output folder; default: plots in the workdir",
   )
-  if command == "effective-length":
+  if not is_single:
     add("--compare", metavar="DIR", nargs="+", help="several runs to plot")
     add(
         "--max_distance",
@@ -58,7 +60,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
         " position, also the position of the query (default %(default)s)",
     )
     return parser
-  add("--layer", help='from 0, or "all"; default: the middle layer')
+  add("--layer", help='from 0, comma-separated, or "all"; default: the middle')
   add(
       "--text", metavar="FILE", help="text file; default: from the run's corpus"
   )
@@ -95,77 +97,42 @@ def _parser(command: str) -> argparse.ArgumentParser:
         default=64,
         help=f"tokens, up to {_MAX_MAP_LENGTH} (default %(default)s)",
     )
-    add("--heads", help="comma-separated, from 0; default: the first four")
+    add("--heads", help='from 0, comma-separated, or "all"; default: four')
   return parser
 
 
-def read_text(
-    run: runs.Run, flags: argparse.Namespace, wanted: int
-) -> tuple[np.ndarray, str]:
-  """Returns the first tokens of the requested text, and where it comes from.
-
-  Args:
-    run: whose tokenizer and corpus are used.
-    flags: string, text, split and data_dir. With neither string nor text, the text
-      is the median of the split's documents that are long enough, or the longest.
-    wanted: number of tokens; fewer are returned if the text is shorter.
-
-  Returns:
-    Tokens [s] int32 of one document from its start, and a description.
-
-  Raises:
-    ConfigError: the file cannot be read, or the corpus does not exist.
-  """
-  string = getattr(flags, "string", None)
-  if string is not None:
-    tokens = runs.load_tokenizer(run).encode(string.encode())
-    source = "--string"
-  elif flags.text is not None:
-    try:
-      content = pathlib.Path(flags.text).read_bytes()
-    except OSError as error:
-      raise ConfigError(f"--text={flags.text}: {error.strerror}.") from error
-    tokens = runs.load_tokenizer(run).encode(content)
-    source = pathlib.Path(flags.text).name
-  else:
-    documents = runs.load_corpus_of([run], flags.data_dir).split(flags.split)
-    lengths = np.diff(documents.starts) - 1  # Without the end token.
-    long_enough = np.flatnonzero(lengths >= wanted)
-    if long_enough.size:
-      number = int(long_enough[len(long_enough) // 2])
-    else:
-      number = int(lengths.argmax())
-    start = int(documents.starts[number])
-    tokens = documents.tokens[start : start + lengths[number]]
-    source = f"{flags.split} split, {documents.name(number)}"
-  return np.asarray(tokens[:wanted], np.int32), source
-
-
-def _layers(text: str | None, num_layers: int) -> list[int]:
+def _numbers(
+    flag: str, text: str | None, count: int, default: list[int]
+) -> list[int]:
+  """Parses "all" or comma-separated numbers from 0 to count - 1."""
   if text is None:
-    return [num_layers // 2]
+    return default
   if text == "all":
-    return list(range(num_layers))
-  if not text.isdecimal() or int(text) >= num_layers:
-    raise ConfigError(
-        f'--layer={text}: must be 0 to {num_layers - 1} or "all": the'
-        f" checkpoint has {num_layers} layers."
-    )
-  return [int(text)]
+    return list(range(count))
+  for word in text.split(","):
+    if not word.strip().isdecimal() or int(word) >= count:
+      raise ConfigError(
+          f"{flag}={text}: {word!r} is not one of 0 to {count - 1}; give for"
+          ' example 0,1 or "all".'
+      )
+  return list(dict.fromkeys(map(int, text.split(","))))
 
 
 def _plot_rows(command: str, flags, run: runs.Run, folder: pathlib.Path):
   """Writes the CSV and PNG files of "bias" and "map", layer by layer."""
   is_map = command == "map"
-  layers = _layers(flags.layer, run.config.model.num_layers)
+  model = run.config.model
+  middle = [model.num_layers // 2]
+  layers = _numbers("--layer", flags.layer, model.num_layers, middle)
+  heads = list(range(model.num_heads))
   if is_map:
-    heads = figures.choose_heads(run, flags.heads)
+    text = flags.heads
+    heads = _numbers("--heads", text, len(heads), heads[:_DEFAULT_HEADS])
     wanted, needed, flag = flags.length, 1, f"--length={flags.length}"
   else:
     layers = figures.layers_with_bias(run, layers)
-    heads = list(range(run.config.model.num_heads))
-    wanted, flag = flags.query + 1, f"--query={flags.query}"
-    needed = wanted
+    wanted = needed = flags.query + 1
+    flag = f"--query={flags.query}"
   tokens, source = read_text(run, flags, wanted)
   length = len(tokens)
   if length < needed:
@@ -175,7 +142,7 @@ def _plot_rows(command: str, flags, run: runs.Run, folder: pathlib.Path):
     )
   progress = Progress(length, flags.checkpoint)
   for rows in rows_of_layers(
-      run.config.model,
+      model,
       jax.device_put(run.params, jax.local_devices()[0]),
       tokens,
       layers,
@@ -221,14 +188,12 @@ def _plot_lengths(flags, loaded, folder: pathlib.Path) -> None:
 
 
 def _check(command: str, flags: argparse.Namespace) -> None:
-  if command != "effective-length":
-    if flags.checkpoint is None:
-      raise ConfigError("give --checkpoint=DIR, the --workdir of a run.")
-  elif (flags.checkpoint is None) == (flags.compare is None):
-    raise ConfigError("give either --checkpoint=DIR or --compare DIR DIR ...")
-  elif flags.compare is not None and not flags.output:
-    raise ConfigError("--compare needs --output=DIR.")
-  if command == "map":
+  if command == "effective-length":
+    if (flags.checkpoint is None) == (flags.compare is None):
+      raise ConfigError("give either --checkpoint=DIR or --compare DIR DIR ...")
+    if flags.compare is not None and not flags.output:
+      raise ConfigError("--compare needs --output=DIR.")
+  elif command == "map":
     if flags.length > _MAX_MAP_LENGTH:
       raise ConfigError(
           f"--length={flags.length}: must be at most {_MAX_MAP_LENGTH}; a map"
@@ -261,15 +226,15 @@ def main(argv: list[str]) -> None:
   _check(command, flags)
   folders = getattr(flags, "compare", None) or [flags.checkpoint]
   loaded = [runs.load_run(folder) for folder in folders]
-  if command != "effective-length":
+  output = pathlib.Path(flags.output or loaded[0].workdir / "plots")
+  if command == "effective-length":
+    make_folder(output)
+    _plot_lengths(flags, loaded, output)
+  else:
     runs.check_reads_text(
         loaded[0], f"{command} reads text: give one trained on text"
     )
-  output = pathlib.Path(flags.output or loaded[0].workdir / "plots")
-  make_folder(output)
-  if command == "effective-length":
-    _plot_lengths(flags, loaded, output)
-  else:
+    make_folder(output)
     _plot_rows(command, flags, loaded[0], output)
 
 

@@ -6,7 +6,6 @@ key keeps less than exp(-2) = 14% of the weight that its score gives it.
 """
 
 import os
-import pathlib
 import sys
 from collections.abc import Sequence
 
@@ -21,8 +20,9 @@ from dape_jax.encodings.effective_length import (
 from dape_jax.encodings.modifiers import SoftCapTile
 from dape_jax.encodings.tile import Tile
 from dape_jax.errors import ConfigError
-from dape_jax.evaluation.report import describe, new_figure
+from dape_jax.evaluation.report import new_figure
 from dape_jax.models.layer_encodings import is_shared
+from dape_jax.plots.figures import label_of
 from dape_jax.plots.rows import encoding_of_layer
 
 
@@ -120,16 +120,16 @@ def write_lengths(
     path: of the file.
     max_distance: as in `lengths_of_run`.
   """
-  lines = ["run,encoding,layer,head,effective_length"]
-  for run, name, of_run in zip(runs, names, lengths, strict=True):
-    kinds = run.config.model.layer_kinds
-    for layer, of_heads in of_run.items():
-      shown = "all" if is_shared(run.config.model) else layer
-      encoding, _ = kinds[layer % len(kinds)]
-      for head, length in enumerate(of_heads):
-        found = length if length <= max_distance else ""
-        lines.append(f"{name},{encoding},{shown},{head},{found}")
-  pathlib.Path(path).write_text("\n".join(lines) + "\n")
+  with open(path, "w") as stream:
+    print("run,encoding,layer,head,effective_length", file=stream)
+    for run, name, of_run in zip(runs, names, lengths, strict=True):
+      kinds = run.config.model.layer_kinds
+      for layer, of_heads in of_run.items():
+        encoding, _ = kinds[layer % len(kinds)]
+        shown = "all" if is_shared(run.config.model) else layer
+        for head, length in enumerate(of_heads):
+          found = length if length <= max_distance else ""
+          print(name, encoding, shown, head, found, sep=",", file=stream)
 
 
 def draw_lengths(
@@ -160,14 +160,9 @@ def draw_lengths(
     within = flat[flat <= max_distance]
     x = np.concatenate([[1], within, [max_distance]])
     y = np.concatenate([[0], np.arange(1, len(within) + 1), [len(within)]])
-    label = describe(
-        {
-            "name": name,
-            "encoding": run.config.model.encoding,
-            "train_length": run.config.data.length,
-        }
+    label = (
+        f"{label_of(run, name)}\n{len(within)} of {len(flat)} heads below -2"
     )
-    label += f"\n{len(within)} of {len(flat)} heads below -2"
     if depends_on_position(run, max_distance):
       label += f", seen from position {max_distance:,}"
     color = f"C{number % 10}"

@@ -18,7 +18,17 @@ from dape_jax.plots.rows import Rows, encoding_of_layer
 
 # Above this number of keys, neighboring keys share a point of the plot.
 _POINTS = 256
-_DEFAULT_HEADS = 4
+
+
+def label_of(run: Run, name: str) -> str:
+  """Returns a run's name with its encoding and training length."""
+  return describe(
+      {
+          "name": name,
+          "encoding": run.config.model.encoding,
+          "train_length": run.config.data.length,
+      }
+  )
 
 
 def layers_with_bias(run: Run, layers: list[int]) -> list[int]:
@@ -122,38 +132,15 @@ def draw_bias(run: Run, rows: Rows, source: str, path: os.PathLike) -> None:
   figure.savefig(path)
 
 
-def statistics(rows: Rows) -> dict[str, Any]:
+def statistics(rows: Rows) -> dict[str, float]:
   """Returns the root mean squares of the parts over visible keys."""
-  visible = np.broadcast_to(rows.visible[None], rows.scores.shape)
 
   def size(values):
-    return float(np.sqrt(np.mean(np.square(values[visible], dtype=np.float64))))
+    seen = np.float64(values[:, rows.visible])
+    return float(np.sqrt(np.mean(np.square(seen))))
 
-  return {
-      "scores": size(rows.scores),
-      "static": size(rows.static),
-      "adaptive": size(rows.adaptive),
-      "total": size(rows.total),
-  }
-
-
-def choose_heads(run: Run, text: str | None) -> list[int]:
-  """Parses a comma-separated list of heads; None selects the first four.
-
-  Raises:
-    ConfigError: a head does not exist.
-  """
-  num_heads = run.config.model.num_heads
-  if text is None:
-    return list(range(min(num_heads, _DEFAULT_HEADS)))
-  heads = text.split(",")
-  for head in heads:
-    if not head.strip().isdecimal() or int(head) >= num_heads:
-      raise ConfigError(
-          f"--heads={text}: {head!r} is not one of the heads 0 to"
-          f" {num_heads - 1} of {run.checkpoint}; give for example 0,1."
-      )
-  return list(dict.fromkeys(map(int, heads)))
+  parts = ("scores", "static", "adaptive", "total")
+  return {part: size(getattr(rows, part)) for part in parts}
 
 
 def draw_map(
@@ -176,14 +163,8 @@ def draw_map(
       "adaptive part A - S - B": rows.adaptive,
       "scores A, of the softmax": rows.scores + rows.total,
   }
-  hidden = ~rows.visible
-  drawn, zero = {}, []
-  for name, values in columns.items():
-    if np.any(values[:, rows.visible]):
-      drawn[name] = values
-    else:
-      zero.append(name)
-  drawn = drawn or columns
+  zero = [n for n, x in columns.items() if not np.any(x[:, rows.visible])]
+  drawn = {n: x for n, x in columns.items() if n not in zero} or columns
   shape = len(heads), len(drawn)
   if len(drawn) == 1:
     shape = shape[::-1]
@@ -195,7 +176,7 @@ def draw_map(
   panels = itertools.product(heads, drawn.items())
   for axes, (head, (name, values)) in zip(grid.flat, panels):
     signed = name.startswith("adaptive")
-    shown = np.ma.array(values[head], mask=hidden)
+    shown = np.ma.array(values[head], mask=~rows.visible)
     # White means nothing was added.
     bound = np.abs(shown).max() if signed else None
     image = axes.imshow(
@@ -239,13 +220,9 @@ def _head_colors(num_heads: int) -> list[Any]:
 def _title(run: Run, layer: int) -> str:
   (name,) = run_names([run])
   model = run.config.model
-  described = describe(
-      {
-          "name": name,
-          "encoding": model.encoding,
-          "train_length": run.config.data.length,
-      }
+  title = (
+      f"{label_of(run, name)}, step {run.step}, layer {layer} of"
+      f" {model.num_layers}"
   )
-  title = f"{described}, step {run.step}, layer {layer} of {model.num_layers}"
   own, _ = model.layer_kinds[layer % len(model.layer_kinds)]
   return title if own == model.encoding else f"{title} ({own})"

@@ -4,8 +4,10 @@ It uses the key/value cache, as evaluation does, so memory grows with the length
 and not with its square.
 """
 
+import argparse
 import functools
 import itertools
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,9 @@ import jax
 import numpy as np
 
 from dape_jax.attention import Cache
+from dape_jax.checkpoint.runs import Run, load_corpus_of, load_tokenizer
 from dape_jax.config import ModelConfig
+from dape_jax.errors import ConfigError
 from dape_jax.models import Transformer
 
 # Submodules of a block whose outputs the encoding depends on.
@@ -58,29 +62,19 @@ def read(
   # The odd chunk comes first; the others share a size, and a compilation.
   starts = [*range(num_before % chunk, num_before + 1, chunk)]
   cache = Transformer(config).empty_cache(1, len(tokens))
-  for start, end in itertools.pairwise([0, *starts]):
+  for start, end in itertools.pairwise([0, *starts, len(tokens)]):
     if start < end:
-      cache = _step(config, params, cache, tokens_BxT[:, start:end])
-      jax.block_until_ready(cache.filled)
+      chunk_BxT, is_last = tokens_BxT[:, start:end], start == num_before
+      reading = _step(config, is_last, params, cache, chunk_BxT)
+      cache = jax.block_until_ready(reading.cache)
       on_tokens(end - start)
-  reading = _last_step(config, params, cache, tokens_BxT[:, num_before:])
-  on_tokens(num_queries)
   return reading
 
 
-# Neither returns the logits, so XLA does not compute them.
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _step(config, params, cache, tokens_BxT):
-  """Returns the cache extended by T tokens."""
-  _, cache = Transformer(config).apply(
-      {"params": params}, tokens_BxT, cache=cache
-  )
-  return cache
-
-
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _last_step(config, params, cache, tokens_BxT):
-  """Returns the Reading of the last T tokens."""
+# Does not return the logits, so XLA does not compute them.
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
+def _step(config, capture: bool, params, cache, tokens_BxT) -> Reading:
+  """Returns the cache extended by T tokens, and their outputs if captured."""
   (_, cache), captured = Transformer(config).apply(
       {"params": params},
       tokens_BxT,
@@ -90,7 +84,7 @@ def _last_step(config, params, cache, tokens_BxT):
           module.name in _CAPTURED and method == "__call__"
       ),
   )
-  return Reading(cache, captured["intermediates"])
+  return Reading(cache, captured["intermediates"] if capture else None)
 
 
 def of_layer(config: ModelConfig, stacked: Any, layer: int, *path: str) -> Any:
@@ -108,3 +102,45 @@ def of_layer(config: ModelConfig, stacked: Any, layer: int, *path: str) -> Any:
   for name in path:
     stacked = stacked.get(name, {})
   return jax.tree.map(lambda x: x[layer // period], stacked)
+
+
+def read_text(
+    run: Run, flags: argparse.Namespace, wanted: int
+) -> tuple[np.ndarray, str]:
+  """Returns the first tokens of the requested text, and where it comes from.
+
+  Args:
+    run: whose tokenizer and corpus are used.
+    flags: string, text, split and data_dir. With neither string nor text, the text
+      is the median of the split's documents that are long enough, or the longest.
+    wanted: number of tokens; fewer are returned if the text is shorter.
+
+  Returns:
+    Tokens [s] int32 of one document from its start, and a description.
+
+  Raises:
+    ConfigError: the file cannot be read, or the corpus does not exist.
+  """
+  string = getattr(flags, "string", None)
+  if string is not None:
+    tokens = load_tokenizer(run).encode(string.encode())
+    source = "--string"
+  elif flags.text is not None:
+    try:
+      content = pathlib.Path(flags.text).read_bytes()
+    except OSError as error:
+      raise ConfigError(f"--text={flags.text}: {error.strerror}.") from error
+    tokens = load_tokenizer(run).encode(content)
+    source = pathlib.Path(flags.text).name
+  else:
+    documents = load_corpus_of([run], flags.data_dir).split(flags.split)
+    lengths = np.diff(documents.starts) - 1  # Without the end token.
+    long_enough = np.flatnonzero(lengths >= wanted)
+    if long_enough.size:
+      number = int(long_enough[len(long_enough) // 2])
+    else:
+      number = int(lengths.argmax())
+    start = int(documents.starts[number])
+    tokens = documents.tokens[start : start + lengths[number]]
+    source = f"{flags.split} split, {documents.name(number)}"
+  return np.asarray(tokens[:wanted], np.int32), source

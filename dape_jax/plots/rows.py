@@ -1,8 +1,4 @@
-"""The scores of some queries, and what a trained model's encodings add to them.
-
-Layers are evaluated one at a time; memory grows with the length of the text, not
-with its square.
-"""
+"""The scores of some queries, and what a trained model's encodings add to them."""
 
 import dataclasses
 import functools
@@ -181,7 +177,19 @@ def _rows(
       causal=True,
       window=window,
   )
-  scores_NxTxS = _scores(query_BxTxNxH[0], keys_BxSxKxH[0])
+  # q k^T / sqrt(H), as attention computes it.
+  num_kv_heads, head_dim = keys_BxSxKxH.shape[2:]
+  grouped = (num_queries, num_kv_heads, -1, head_dim)
+  scores_KxGxTxS = jnp.einsum(
+      "tkgh,skh->kgts",
+      query_BxTxNxH[0].reshape(grouped),
+      keys_BxSxKxH[0],
+      precision="highest",
+      preferred_element_type=jnp.float32,
+  )
+  scores_NxTxS = head_dim**-0.5 * scores_KxGxTxS.reshape(
+      -1, num_queries, num_keys
+  )
   static = encoding.bias(q_positions, kv_positions, q_features, kv_features)
   score_mod, total = encoding.score_mod(), static
   # Otherwise A - S is B and the rounding error of A, which would look learned.
@@ -196,22 +204,6 @@ def _rows(
     )
     total = modified - scores_NxTxS
   return q_positions, kv_positions, visible_TxS, scores_NxTxS, static, total
-
-
-def _scores(query_TxNxH: jax.Array, key_SxKxH: jax.Array) -> jax.Array:
-  """Returns q k^T / sqrt(H), [N, T, S] float32, as attention computes it."""
-  num_queries, num_heads, head_dim = query_TxNxH.shape
-  num_keys, num_kv_heads, _ = key_SxKxH.shape
-  scores_KxGxTxS = jnp.einsum(
-      "tkgh,skh->kgts",
-      query_TxNxH.reshape(num_queries, num_kv_heads, -1, head_dim),
-      key_SxKxH,
-      precision="highest",
-      preferred_element_type=jnp.float32,
-  )
-  return head_dim**-0.5 * scores_KxGxTxS.reshape(
-      num_heads, num_queries, num_keys
-  )
 
 
 def write_rows(

@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tpu_compiler
@@ -25,14 +24,15 @@ NAMES = ["alibi", "dape_kerple_log", "dape_rope", "dape_v2_fire", "nope"]
 def case(name):
   edge = {"edge": "zero"} if name.startswith("dape_v2") else {}
   encoding = encodings.make(name, num_heads=4, **edge)
-  params = materialised.init_params(encoding, seed=1)
-  return encoding, params, run._arrays(24, (2, 4, 8), jnp.float32)
+  return encoding, materialised.arguments(
+      encoding, 24, (2, 4, 8), "float32", backward=True
+  )
 
 
-def results(encoding, params, arrays, implementation):
+def results(encoding, arguments, implementation):
   attend = materialised.implementation(implementation)
   function = materialised.program(encoding, attend, backward=True)
-  return jax.jit(function)(params, *arrays)
+  return jax.jit(function)(*arguments)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,34 +48,27 @@ def test_pytorch_is_materialised(name):
   pytest.importorskip("torch")
   from dape_jax.benchmarks.attention import pytorch
 
-  encoding, params, arrays = case(name)
+  encoding, arguments = case(name)
   if "rope" in name:
     with pytest.raises(NotImplementedError):
-      pytorch.torch_program(encoding, params, *arrays, threads=1)
+      pytorch.torch_program(encoding, *arguments, threads=1)
     return
-  out, (_, *gradients) = results(encoding, params, arrays, "materialised")
-  found = pytorch.torch_program(encoding, params, *arrays, threads=1)()
+  out, (_, *gradients) = results(encoding, arguments, "materialised")
+  found = pytorch.torch_program(encoding, *arguments, threads=1)()
   for x, y in zip(found[:4], [out, *gradients]):
     np.testing.assert_allclose(x.detach().numpy(), y, rtol=1e-4, atol=2e-5)
-  assert len(found) == 4 + len(jax.tree.leaves(params))
+  assert len(found) == 4 + len(jax.tree.leaves(arguments[0]))
 
 
-def measured(**changes):
-  request = {
-      "encoding_names": ["dape_alibi"],
-      "lengths": [16],
-      "passes": ["forward", "both"],
-      "implementations": ["materialised", "reference", "none"],
-      "shape": (1, 2, 8),
-      "dtype": "float32",
-      "repeats": 2,
-      "with_torch": False,
-  }
-  return list(run.measure(**(request | changes)))
+def measured(*implementations):
+  cases = materialised.Cases(
+      ["dape_alibi"], [16], ["forward", "both"], (1, 2, 8), "float32"
+  )
+  return list(run.measure(cases, implementations, repeats=2, with_torch=False))
 
 
 def test_measure():
-  rows = measured()
+  rows = measured("materialised", "reference", "none")
   assert [row["pass"] for row in rows] == ["forward"] * 3 + ["both"] * 3
   for baseline, other, unknown in (rows[:3], rows[3:]):
     assert baseline["times_faster"] == baseline["times_smaller"] == 1
@@ -88,7 +81,7 @@ def test_measure():
 
 def test_what_does_not_fit_is_not_run(monkeypatch):
   monkeypatch.setattr(run, "_free_bytes", lambda: 1000)
-  for row in measured(implementations=["materialised"]):
+  for row in measured("materialised"):
     assert row["skipped"].startswith("does not fit: 0.0 GB")
     assert "seconds" not in row
 
@@ -156,16 +149,12 @@ def test_invalid_flags(benchmark, flag, message):
   assert message in err
 
 
-@pytest.mark.parametrize("module", ["torch", "libtpu"])
-def test_missing_dependencies(module, monkeypatch):
-  if module == "torch":
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ConfigError, match=r"pip install 'dape_jax\[bench\]'"):
-      run.require_torch()
-  else:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pip install libtpu"):
-      list(tpu.measure(["v5e"], ["chunked"], {}))
+def test_missing_dependencies(monkeypatch):
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(ConfigError, match=r"pip install 'dape_jax\[bench\]'"):
+    run.check_torch("cpu")
+  with pytest.raises(ConfigError, match="pip install libtpu"):
+    list(tpu.measure(None, ["v5e"], ["chunked"]))
 
 
 @tpu_compiler.needed

@@ -99,22 +99,38 @@ def test_program_that_does_not_fit_exits_with_status_3(compiler):
   assert "to make it fit: a smaller config.train.batch_size" in out
 
 
+def _report(compiler, folder, *flags):
+  """Returns the report on a program that fits, and what is printed."""
+  lines = folder / "aot.jsonl"
+  status, out, err = compiler(*flags, f"--json={lines}")
+  assert status == 0, err
+  (report,) = reports.read_lines(str(lines), "--json")
+  return report, out
+
+
 @pytest.mark.soak
 @tpu_compiler.needed
 def test_largest_batch(tmp_path, compiler):
-  lines = tmp_path / "aot.jsonl"
-  status, out, err = compiler(
+  report, out = _report(
+      compiler,
+      tmp_path,
       "--topology=v5e:2x2",
       "--largest_batch",
       "--config.train.batch_size=2048",
       "--config.data.length=8192",
-      f"--json={lines}",
       *_SMALL[:-1],
   )
-  assert status == 0, err
-  (report,) = reports.read_lines(str(lines), "--json")
   assert report["peak"] <= report["limit"] < report["twice_peak"]
   assert "the largest batch that fits: twice the batch needs" in out
+
+
+@tpu_compiler.needed
+def test_data_parallel_training_only_reduces_gradients(tmp_path, compiler):
+  flags = ("--topology=v5e:2x2", "--config.train.batch_size=8", *_SMALL)
+  report, _ = _report(compiler, tmp_path, *flags)
+  # Each chip works on its own windows.
+  assert report["sent"].keys() == {"all-reduce"} and report["kernel"]
+  assert report["parts"]["temporaries"] < 2**30
 
 
 @tpu_compiler.needed
@@ -122,20 +138,18 @@ def test_largest_batch(tmp_path, compiler):
     "encoding",
     [pytest.param("rope", marks=pytest.mark.soak), "dape_v2_kerple_log"],
 )
-def test_evaluation_holds_the_cache_once(tmp_path, compiler, encoding):
-  lines = tmp_path / "aot.jsonl"
-  status, _, err = compiler(
+def test_evaluation_updates_the_cache_in_place(tmp_path, compiler, encoding):
+  report, _ = _report(
+      compiler,
+      tmp_path,
       "--topology=v5e:2x2",
       "--eval_length=65536",
       f"--config.model.encoding={encoding}",
       "--config.model.encoding_options={}",
-      f"--json={lines}",
       "--config.model.num_layers=8",
       *_SMALL[1:],
   )
-  assert status == 0, err
-  (report,) = reports.read_lines(str(lines), "--json")
-  assert report["kernel"] and report["chips"] == 1
+  assert report["kernel"] and report["chips"] == 1 and not report["sent"]
   # The copies of one layer, whose heads of 64 are padded to 128.
   assert report["parts"]["temporaries"] < report["parts"]["cache"]
 
@@ -158,8 +172,8 @@ def test_search_for_the_largest_batch(
 ):
   tried = []
 
-  def compile_for(config, topology):
-    del topology
+  def compile_for(config, topology, generate_code):
+    del topology, generate_code
     rows = config.train.batch_size
     assert rows not in tried
     tried.append(rows)

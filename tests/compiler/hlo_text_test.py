@@ -1,4 +1,4 @@
-"""Parsing the text of compiled programs, a real and a handwritten one."""
+"""Parsing the text of compiled programs."""
 
 import jax
 import jax.numpy as jnp
@@ -17,36 +17,6 @@ def test_program_of_this_compiler():
   ]
   assert len(loops) == 1
   assert loops[0].attribute("body") in program.computations
-
-
-def test_trip_counts_of_loops():
-  program = hlo_text.parse("""
-%cond (p: (s32[], f32[2])) -> pred[] {
-  %p = (s32[]{:T(128)}, f32[2]{0}) parameter(0)
-  %limit = s32[]{:T(128)} constant(12)
-  %i = s32[] get-tuple-element(%p), index=0
-  ROOT %less = pred[] compare(%i, %limit), direction=LT
-}
-
-%data (p: (s32[], s32[])) -> pred[] {
-  %p = (s32[], s32[]) parameter(0)
-  %limit = s32[] get-tuple-element(%p), index=1
-  %i = s32[] get-tuple-element(%p), index=0
-  ROOT %less = pred[] compare(%i, %limit), direction=LT
-}
-
-ENTRY %main (x: f32[2]) -> f32[2] {
-  %x = f32[2]{0} parameter(0)
-  %known = (s32[], f32[2]) while(%x), condition=%cond, body=%body
-  ROOT %unknown = (s32[], s32[]) while(%x), condition=%data, body=%body
-}
-""")
-  assert program.entry == "main"
-  _, known, unknown = program.computations["main"]
-  assert known.opcode == "while"
-  assert known.operands == ("x",)
-  assert program.turns(known) == 12
-  assert program.turns(unknown) is None
 
 
 def test_bytes_of_types():

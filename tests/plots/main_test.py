@@ -12,7 +12,7 @@ from matplotlib import image
 from dape_jax.checkpoint.runs import load_run
 from dape_jax.errors import ConfigError
 from dape_jax.plots import __main__ as command
-from dape_jax.plots import draw_map, rows
+from dape_jax.plots import draw_map, reading, rows
 
 main = command.main
 
@@ -117,11 +117,11 @@ def test_maps_of_zeros_are_omitted(tmp_path):
 def test_read_text():
   run = load_run("dape")
   flags = argparse.Namespace(string="let it", text=None)
-  tokens, _ = command.read_text(run, flags, 3)
+  tokens, _ = reading.read_text(run, flags, 3)
   assert bytes(tokens.astype(np.uint8)) == b"let"
   # Of the test split's documents of 90, 40 and 60 bytes.
   flags = argparse.Namespace(text=None, split="test", data_dir="")
-  found = {n: command.read_text(run, flags, n) for n in (1, 50, 61, 100)}
+  found = {n: reading.read_text(run, flags, n) for n in (1, 50, 61, 100)}
   assert {n: source for n, (_, source) in found.items()} == {
       1: "test split, test/1.py",
       50: "test split, test/2.py",
@@ -161,7 +161,7 @@ def test_help(capsys):
     [
         ("", "name a subcommand: bias, effective-length, map"),
         ("bais --checkpoint=dape", 'Did you mean "bias"?'),
-        ("bias", "give --checkpoint=DIR"),
+        ("bias", "arguments are required: --checkpoint"),
         ("bias --checkpoint=nowhere", "nowhere does not exist"),
         ("map --checkpoint=data", "no finished checkpoint"),
         (
@@ -174,7 +174,7 @@ def test_help(capsys):
         ),
         (
             "bias --checkpoint=dape --layer=2",
-            '--layer=2: must be 0 to 1 or "all"',
+            "--layer=2: '2' is not one of 0 to 1",
         ),
         (
             "bias --checkpoint=dape --text=none",
@@ -190,7 +190,7 @@ def test_help(capsys):
         ),
         (
             "map --checkpoint=dape --heads=0,2",
-            "'2' is not one of the heads 0 to 1",
+            "--heads=0,2: '2' is not one of 0 to 1",
         ),
         (
             "map --checkpoint=dape --length=2000",

@@ -17,6 +17,7 @@ attention. The cycles exclude waiting for memory.
 """
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import sys
@@ -90,42 +91,38 @@ def main(argv: Sequence[str]) -> None:
   from dape_jax import encodings
 
   _check("encodings", _ENCODINGS.value, encodings.names())
-  request = {
-      "encoding_names": _ENCODINGS.value,
-      "lengths": lengths,
-      "passes": _PASSES.value,
-      "shape": (_BATCH.value, _HEADS.value, _HEAD_DIM.value),
-      "dtype": _DTYPE.value or ("bfloat16" if chips else "float32"),
-  }
+  from dape_jax.benchmarks.attention import materialised, run
+
+  cases = materialised.Cases(
+      _ENCODINGS.value,
+      lengths,
+      _PASSES.value,
+      (_BATCH.value, _HEADS.value, _HEAD_DIM.value),
+      _DTYPE.value or ("bfloat16" if chips else "float32"),
+  )
   results = {
       "format": "dape_jax.benchmarks.attention",
       "version": 1,
       "command": cli.command(),
-      **request,
+      **dataclasses.asdict(cases),
   }
   if chips:
-    rows = tpu.measure(chips, implementations, request)
+    rows = tpu.measure(cases, chips, implementations)
     names = dict.fromkeys(_ENCODINGS.value)
     if "splash" in implementations:
       names["nope"] = None
     results["bounds"] = _bounds(chips, names)
   else:
-    from dape_jax.benchmarks.attention import run
-
-    if _TORCH.value:
-      run.require_torch()
     results["machine"] = run.machine()
-    if _TORCH.value and results["machine"]["platform"] != "cpu":
-      raise ConfigError(
-          "--torch runs PyTorch on the CPU; set JAX_PLATFORMS=cpu for both."
-      )
-    if _TORCH.value:  # The baseline's memory decides whether PyTorch can run.
+    if _TORCH.value:
+      run.check_torch(results["machine"]["platform"])
+      # The baseline's memory decides whether PyTorch can run.
       implementations = list(dict.fromkeys(["materialised", *implementations]))
     rows = run.measure(
-        implementations=implementations,
+        cases,
+        implementations,
         repeats=_REPEATS.value,
         with_torch=_TORCH.value,
-        **request,
     )
   results["rows"] = []
   for row in rows:

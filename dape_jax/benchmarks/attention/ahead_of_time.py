@@ -1,18 +1,13 @@
-"""Compiles attention for TPUs, without one, and prints a row for each case.
+"""The TPU compiler's estimates for attention, one row for each case."""
 
-`tpu.measure` runs this module in a separate process. Its only argument is the
-keyword arguments of `rows` as JSON; it prints each row as a line of JSON.
-"""
-
-import itertools
-import json
+import dataclasses
+import functools
+import os
 import pathlib
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
 
@@ -26,59 +21,64 @@ from dape_jax.compiler import tpu as tpu_compiler
 SPLASH = "splash"
 
 
-def rows(
-    *,
+# Without kernels there are no schedules to dump, which takes several times as long
+# as compiling.
+_WITHOUT_KERNELS = ("reference", materialised.MATERIALISED, "chunked")
+
+
+def send_rows(
+    send: Callable[[dict[str, Any] | None], None],
+    cases: materialised.Cases,
     chip: str,
     implementation: str,
-    encoding_names: list[str],
-    lengths: list[int],
-    passes: list[str],
-    shape: tuple[int, int, int],
-    dtype: str,
     dump: str,
-) -> Iterator[dict[str, Any]]:
-  """Yields the compiler's estimates for each case.
+) -> None:
+  """Sends the compiler's estimates for each case, then None.
+
+  A row has chip, encoding, length, pass, implementation; then "skipped", a reason,
+  or temp_bytes (in HBM), hbm_bytes (with arguments and results), flops and
+  bytes_accessed (as the compiler counts them: loop bodies once, kernels by their
+  cost estimate), and "cycles", see `_cycles`.
 
   Args:
+    send: takes each row.
+    cases: to compile.
     chip: key of CHIPS.
     implementation: see `run.measure`; or "splash", JAX's own splash attention,
       which takes no encoding and is compiled once, as "nope".
-    encoding_names, lengths, passes, shape, dtype: see `run.measure`.
     dump: folder to which libtpu writes schedules.
-
-  Yields:
-    chip, encoding, length, pass, implementation; then "skipped", a reason, or
-    temp_bytes (in HBM), hbm_bytes (with arguments and results), flops and
-    bytes_accessed (as the compiler counts them: loop bodies once, kernels by their
-    cost estimate), and "cycles", see `_cycles`.
   """
+  if implementation not in _WITHOUT_KERNELS:
+    os.environ["LIBTPU_INIT_ARGS"] = (
+        f"{os.environ.get('LIBTPU_INIT_ARGS', '')} --xla_jf_dump_to={dump}"
+        " --xla_jf_dump_llo_text=true"
+    )
   topology = topologies.get_topology_desc(CHIPS[chip][0], platform="tpu")
   mesh = jax.sharding.Mesh(np.array(topology.devices[:1]), ("device",))
   sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
   on_chip = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-  batch, heads, head_dim = shape
   if implementation == SPLASH:
-    attend, encoding_names = splash_attention, ["nope"]
+    attend = splash_attention
+    cases = dataclasses.replace(cases, encoding_names=["nope"])
   else:
     attend = materialised.implementation(implementation)
-  for name, length, which in itertools.product(encoding_names, lengths, passes):
-    encoding = encodings.make(name, num_heads=heads)
-    params = jax.eval_shape(lambda e=encoding: materialised.init_params(e))
-    qkv = jax.ShapeDtypeStruct((batch, length, heads, head_dim), dtype)
-    positions = jax.ShapeDtypeStruct((length,), jnp.int32)
-    arrays = [params, qkv, qkv, qkv, positions, qkv]
-    backward = which == "both"
-    arguments = jax.tree.map(on_chip, arrays if backward else arrays[:-1])
+  for case in cases:
+    encoding = encodings.make(case["encoding"], num_heads=cases.shape[1])
+    backward = case["pass"] == "both"
+    make = functools.partial(
+        materialised.arguments,
+        encoding,
+        case["length"],
+        cases.shape,
+        cases.dtype,
+        backward=backward,
+    )
+    arguments = jax.tree.map(on_chip, jax.eval_shape(make))
     function = materialised.program(encoding, attend, backward=backward)
     with jax.set_mesh(mesh):
       report = _compiled(function, arguments, pathlib.Path(dump))
-    yield {
-        "chip": chip,
-        "encoding": name,
-        "length": length,
-        "pass": which,
-        "implementation": implementation,
-    } | report
+    send({"chip": chip, **case, "implementation": implementation} | report)
+  send(None)
 
 
 def _compiled(function: Callable, arguments, dump: pathlib.Path):
@@ -194,8 +194,3 @@ def splash_attention(query, key, value, score_mod, positions):
   )
   q, k, v = (x.swapaxes(1, 2) for x in (query * head_dim**-0.5, key, value))
   return jax.vmap(kernel)(q, k, v).swapaxes(1, 2)
-
-
-if __name__ == "__main__":
-  for row in rows(**json.loads(sys.argv[1])):
-    print(json.dumps(row), flush=True)

@@ -1,4 +1,4 @@
-"""The programs that the benchmark measures, and their baseline.
+"""The cases and programs that the benchmark measures, and their baseline.
 
 The baseline is attention as in the released PyTorch code of DAPE and DAPE V2: the
 full score matrix, its concatenation with the bias, the network over heads, a softmax,
@@ -6,7 +6,9 @@ and automatic differentiation, which keeps all of them. `pytorch` has the same i
 PyTorch.
 """
 
-from collections.abc import Callable
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -22,7 +24,35 @@ from dape_jax.errors import ConfigError
 MATERIALISED = "materialised"
 
 
-def init_params(encoding: PositionalEncoding, seed: int = 0) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Cases:
+  """All combinations of encodings, lengths and passes.
+
+  Attributes:
+    encoding_names: registered names.
+    lengths: numbers of queries and keys.
+    passes: "forward" and "both" (forward and backward: gradients of queries,
+      keys, values and of all parameters of the encoding).
+    shape: batch, heads, head dim.
+    dtype: of queries, keys and values.
+  """
+
+  encoding_names: list[str]
+  lengths: list[int]
+  passes: list[str]
+  shape: tuple[int, int, int]
+  dtype: str
+
+  def __iter__(self) -> Iterator[dict[str, Any]]:
+    """Yields encoding, length and pass of each case."""
+    names = ("encoding", "length", "pass")
+    for case in itertools.product(
+        self.encoding_names, self.lengths, self.passes
+    ):
+      yield dict(zip(names, case, strict=True))
+
+
+def init_params(encoding: PositionalEncoding) -> dict[str, Any]:
   """Returns the parameters of an encoding, {} if it has none.
 
   Raises:
@@ -30,7 +60,7 @@ def init_params(encoding: PositionalEncoding, seed: int = 0) -> dict[str, Any]:
   """
   x, heads = jnp.ones((1, 1, 8)), jnp.ones((1, 1, encoding.num_heads, 8))
   features, variables = encoding.init_with_output(
-      jax.random.key(seed), x, heads, heads, method="features"
+      jax.random.key(0), x, heads, heads, method="features"
   )
   if jax.tree.leaves(features) or encoding.is_absolute:
     raise ConfigError(
@@ -38,6 +68,25 @@ def init_params(encoding: PositionalEncoding, seed: int = 0) -> dict[str, Any]:
         " benchmark has only queries, keys and values."
     )
   return dict(variables.get("params", {}))
+
+
+def arguments(
+    encoding: PositionalEncoding,
+    length: int,
+    shape: tuple[int, int, int],
+    dtype: str,
+    *,
+    backward: bool,
+) -> list[Any]:
+  """Returns random arguments of `program`; see `Cases`."""
+  batch, heads, head_dim = shape
+  query, key, value, cotangent = (
+      jax.random.normal(key, (batch, length, heads, head_dim), dtype)
+      for key in jax.random.split(jax.random.key(0), 4)
+  )
+  positions = jnp.arange(length, dtype=jnp.int32)
+  arrays = [init_params(encoding), query, key, value, positions]
+  return [*arrays, cotangent] if backward else arrays
 
 
 def program(

@@ -1,21 +1,22 @@
 """Measures time and memory of attention on this machine."""
 
 import collections
+import importlib.util
 import os
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from dape_jax import encodings
 from dape_jax.benchmarks.attention.materialised import (
     MATERIALISED,
+    Cases,
+    arguments,
     implementation,
-    init_params,
     program,
 )
 from dape_jax.errors import ConfigError
@@ -25,13 +26,9 @@ _SAFE_SHARE = 0.9  # Of the free memory.
 
 
 def measure(
+    cases: Cases,
+    implementations: list[str],
     *,
-    encoding_names: Sequence[str],
-    lengths: Sequence[int],
-    passes: Sequence[str],
-    implementations: Sequence[str],
-    shape: tuple[int, int, int],
-    dtype: jnp.dtype,
     repeats: int,
     with_torch: bool,
 ) -> Iterator[dict[str, Any]]:
@@ -41,13 +38,8 @@ def measure(
   for `repeats` rounds, so that other load on the machine affects all equally.
 
   Args:
-    encoding_names: registered names.
-    lengths: numbers of queries and keys.
-    passes: "forward" and "both" (forward and backward: gradients of queries,
-      keys, values and of all parameters of the encoding).
+    cases: to measure.
     implementations: "materialised" or names of `attention`'s implementations.
-    shape: batch, heads, head dim.
-    dtype: of queries, keys and values.
     repeats: rounds.
     with_torch: also measure the materialised formulation in PyTorch.
 
@@ -58,60 +50,40 @@ def measure(
     did not raise it), and times_faster and times_smaller, the ratios of
     "materialised" to this row (None without it).
   """
-  for name in encoding_names:
-    encoding = encodings.make(name, num_heads=shape[1])
-    params = init_params(encoding)
-    for length in lengths:
-      arrays = _arrays(length, shape, dtype)
-      for which in passes:
-        rows = _measure_case(
-            encoding,
-            params,
-            arrays[: None if which == "both" else 4],
-            implementations,
-            repeats,
-            with_torch,
-        )
-        for row in rows:
-          yield {"encoding": name, "length": length, "pass": which, **row}
-
-
-def _arrays(length: int, shape, dtype) -> list[jax.Array]:
-  """Returns query, key, value, positions and cotangent."""
-  batch, num_heads, head_dim = shape
-  keys = jax.random.split(jax.random.key(0), 4)
-  normal = lambda key: jax.random.normal(
-      key, (batch, length, num_heads, head_dim), dtype
-  )
-  query, key, value, cotangent = map(normal, keys)
-  return [query, key, value, jnp.arange(length), cotangent]
+  for case in cases:
+    encoding = encodings.make(case["encoding"], num_heads=cases.shape[1])
+    backward = case["pass"] == "both"
+    arrays = arguments(
+        encoding, case["length"], cases.shape, cases.dtype, backward=backward
+    )
+    for row in _measure_case(
+        encoding, arrays, implementations, repeats, with_torch
+    ):
+      yield case | row
 
 
 def _measure_case(
-    encoding, params, arrays, implementations, repeats, with_torch
+    encoding, arrays, implementations, repeats, with_torch
 ) -> list[dict[str, Any]]:
   runs: dict[str, Callable[[], Any]] = {}
   rows = {name: {"implementation": name} for name in implementations}
-  backward = len(arrays) == 5
-  needed = 0
-  for name in implementations:
-    row = rows[name]
+  backward = len(arrays) == 6
+  needed = {}
+  for name, row in rows.items():
     function = program(encoding, implementation(name), backward=backward)
     try:
-      compiled = jax.jit(function).lower(params, *arrays).compile()
+      compiled = jax.jit(function).lower(*arrays).compile()
     except Exception as e:  # A failing case must not end the others.
       row["skipped"] = short_reason(e)
       continue
     memory = compiled.memory_analysis()
     row["temp_bytes"] = memory.temp_size_in_bytes
-    bytes_needed = memory.temp_size_in_bytes + memory.output_size_in_bytes
-    if name == MATERIALISED:
-      needed = bytes_needed
-    if reason := _does_not_fit(bytes_needed):
+    needed[name] = memory.temp_size_in_bytes + memory.output_size_in_bytes
+    if reason := _does_not_fit(needed[name]):
       row["skipped"] = reason
       continue
     runs[name] = lambda compiled=compiled: jax.block_until_ready(
-        compiled(params, *arrays)
+        compiled(*arrays)
     )
   # Devices report their highest use so far, so small programs go first.
   for name in sorted(runs, key=lambda name: rows[name]["temp_bytes"]):
@@ -124,13 +96,12 @@ def _measure_case(
     rows[TORCH] = row = {"implementation": TORCH, "temp_bytes": None}
     try:
       # PyTorch needs as much memory as the same formulation in JAX.
-      if reason := _does_not_fit(needed):
+      if reason := _does_not_fit(needed.get(MATERIALISED, 0)):
         raise NotImplementedError(reason)
       from dape_jax.benchmarks.attention import pytorch
 
-      threads = num_threads()
       runs[TORCH] = pytorch.torch_program(
-          encoding, params, *arrays, threads=threads
+          encoding, *arrays, threads=num_threads()
       )
       runs[TORCH]()
     except NotImplementedError as e:
@@ -146,27 +117,22 @@ def _measure_case(
     rows[name]["seconds"] = statistics.median(times)
     rows[name]["best_seconds"] = min(times)
   baseline = rows.get(MATERIALISED, {})
+  ratios = {"times_faster": "seconds", "times_smaller": "temp_bytes"}
   for row in rows.values():
-    for ratio, field in (
-        ("times_faster", "seconds"),
-        ("times_smaller", "temp_bytes"),
-    ):
+    for ratio, field in ratios.items():
       known = baseline.get(field) and row.get(field)
       row[ratio] = baseline[field] / row[field] if known else None
   return list(rows.values())
 
 
-def require_torch() -> None:
-  """Checks that PyTorch is installed.
-
-  Raises:
-    ConfigError: it is not installed.
-  """
-  try:
-    import torch  # noqa: F401
-  except ImportError as e:
-    message = "--torch needs PyTorch: pip install 'dape_jax[bench]'"
-    raise ConfigError(message) from e
+def check_torch(platform: str) -> None:
+  """Raises a ConfigError unless PyTorch is installed and JAX uses the CPU too."""
+  if importlib.util.find_spec("torch") is None:
+    raise ConfigError("--torch needs PyTorch: pip install 'dape_jax[bench]'")
+  if platform != "cpu":
+    raise ConfigError(
+        "--torch runs PyTorch on the CPU; set JAX_PLATFORMS=cpu for both."
+    )
 
 
 def short_reason(error: Exception) -> str:

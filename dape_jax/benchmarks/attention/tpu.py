@@ -1,25 +1,14 @@
-"""The TPU compiler's estimates for attention, without a TPU.
+"""The TPU compiler's estimates for attention, and the matrix units' bound."""
 
-The compiler reads its settings when JAX starts, so each chip and implementation is
-compiled in a separate process, which runs `ahead_of_time`.
-"""
-
-import json
-import os
-import pathlib
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dape_jax.compiler import tpu as tpu_compiler
-from dape_jax.errors import ConfigError
 
-_COMPILER = "dape_jax.benchmarks.attention.ahead_of_time"
-# Without kernels there are no schedules to dump, which takes several times as long
-# as compiling.
-_WITHOUT_KERNELS = ("reference", "materialised", "chunked")
+if TYPE_CHECKING:
+  from dape_jax.benchmarks.attention.materialised import Cases
+
 # Name of a topology, rows that a core's matrix units take per cycle (v6e's two take
 # two each), and the side of a matrix unit. 2 * rows * side^2 * clock is the published
 # peak of a core.
@@ -93,52 +82,25 @@ def mxu_bound(
 
 
 def measure(
-    chips: list[str], implementations: list[str], request: dict[str, Any]
+    cases: "Cases", chips: list[str], implementations: list[str]
 ) -> Iterator[dict[str, Any]]:
-  """Yields the rows of `ahead_of_time.rows` for each chip and implementation.
+  """Yields the rows of `ahead_of_time.send_rows` for each chip and implementation.
 
-  Args:
-    chips: keys of CHIPS.
-    implementations: see `ahead_of_time.rows`.
-    request: its other keyword arguments, except "chip" and "dump".
+  Each has its own process: libtpu reads its settings once, and dumps to one folder.
 
   Raises:
     ConfigError: the compiler is not installed, or its process failed.
   """
   tpu_compiler.check_installed("--tpu")
+  # Imported late: JAX takes seconds to start.
+  from dape_jax.benchmarks.attention.ahead_of_time import send_rows
+
   for chip in chips:
-    for implementation in implementations:
-      call = request | {"chip": chip, "implementation": implementation}
-      yield from _compiler_process(call)
-
-
-def _compiler_process(call: dict[str, Any]) -> Iterator[dict[str, Any]]:
-  with tempfile.TemporaryDirectory(prefix="dape_jax_bench") as folder:
-    dump, log = (pathlib.Path(folder) / name for name in ("dump", "log"))
-    dump.mkdir()
-    environment = os.environ | tpu_compiler.ENVIRONMENT
-    environment["JAX_PLATFORMS"] = "cpu"
-    if call["implementation"] not in _WITHOUT_KERNELS:
-      environment["LIBTPU_INIT_ARGS"] = (
-          f"--xla_jf_dump_to={dump} --xla_jf_dump_llo_text=true"
-      )
-    call = json.dumps(call | {"dump": str(dump)})
-    with (
-        log.open("w") as stderr,
-        subprocess.Popen(
-            [sys.executable, "-m", _COMPILER, call],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-        ) as process,
-    ):
-      for line in process.stdout:
-        if line.startswith("{"):
-          yield json.loads(line)
-    if process.returncode:
-      last = log.read_text(errors="replace").strip().rpartition("\n")[2]
-      raise ConfigError(
-          f"the TPU compiler's process exited with status {process.returncode}"
-          f" at {call}: {last}"
-      )
+    for name in implementations:
+      with (
+          tempfile.TemporaryDirectory(prefix="dape_jax_bench") as dump,
+          tpu_compiler.compiler_process(
+              send_rows, cases, chip, name, dump
+          ) as receive,
+      ):
+        yield from iter(receive, None)
