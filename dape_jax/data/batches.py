@@ -27,10 +27,10 @@ _STATE_FIELDS = {
 
 
 class Batches(abc.ABC):
-  """An endless sequence of batches, each row a pure function of (seed, step, row).
+  """Endless batches; each row is a pure function of (seed, step, row).
 
-  Each process requests only its own rows, so a run resumes with the same batches
-  on any number of devices and processes.
+  Each process requests only its own rows, so a run resumes with the same
+  batches on any number of devices and processes.
 
   Attributes:
     batch_size: B, rows per batch.
@@ -195,8 +195,8 @@ class TrainBatches(Batches):
   """Batches of text; see `Batches`.
 
   Windows of a split are reshuffled every epoch; a batch may span two epochs.
-  Several splits are interleaved evenly in the proportion of the weights, each with
-  its own order and epochs.
+  Several splits are interleaved evenly in the proportion of the weights, each
+  with its own order and epochs.
 
   Attributes:
     num_windows: number of rows before any repeats.

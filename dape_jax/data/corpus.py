@@ -23,8 +23,8 @@ class Split:
   Attributes:
     split_name: "train", "validation" or "test".
     fingerprint: that of the corpus.
-    tokens: the stream; `[begin:end]` returns a uint16 or uint32 array, `size` is
-      the number of tokens.
+    tokens: the stream; `[begin:end]` returns a uint16 or uint32 array, `size`
+      is the number of tokens.
     starts: int64 [num_documents + 1], index of each document's first token;
       the last is the number of tokens.
     name_of: maps a document's index to its name.
@@ -106,8 +106,8 @@ class Corpus:
 def open_folder(folder: str | os.PathLike[str]) -> Corpus:
   """Returns the corpus of a prepared folder.
 
-  Checks the sizes of all files; contents are checked when they are read. Safe to
-  call from several processes at once.
+  Checks the sizes of all files; contents are checked when they are read. Safe
+  to call from several processes at once.
 
   Raises:
     ConfigError: the folder is missing, unfinished, damaged or has another

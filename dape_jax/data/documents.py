@@ -7,7 +7,6 @@ hash of its contents, the fingerprint, identifies it rather than its name.
 import dataclasses
 import hashlib
 import itertools
-import json
 import os
 import pathlib
 import shutil
@@ -115,8 +114,7 @@ def open_corpus(
       }
       for document in documents
   ]
-  canonical = json.dumps(entries, sort_keys=True, separators=(",", ":"))
-  content = hashlib.sha256(canonical.encode()).hexdigest()[:16]
+  content = manifest_lib.digest_of(entries)
   fingerprint = manifest_lib.with_tokenizer(content, made.sha256)
   version = manifest_lib.VERSION
   folder = data_dir / f"{name}_{made.name}_{fingerprint}_v{version}"
@@ -157,7 +155,21 @@ def _prepare(
   )
   temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
   try:
-    _write(documents, entries, content, tokenizer, temporary)
+    temporary.mkdir(parents=True)
+    writer = CorpusWriter(temporary, tokenizer)
+    items = [
+        Item(document.split, document.text, (number, 0))
+        for number, document in enumerate(documents)
+    ]
+    for first in range(0, len(items), _BATCH):
+      writer.add(items[first : first + _BATCH])
+    writer.finish(
+        [
+            {"name": e["path"], "documents": 1, "skipped": 0, **e}
+            for e in entries
+        ],
+        fingerprint=content,
+    )
     try:
       temporary.rename(folder)
     except OSError:
@@ -172,24 +184,3 @@ def _prepare(
   finally:
     shutil.rmtree(temporary, ignore_errors=True)
   logging.info("Prepared the corpus in %.1f s", time.monotonic() - begin)
-
-
-def _write(
-    documents: Sequence[Document],
-    entries: Sequence[dict[str, Any]],
-    content: str,
-    tokenizer: Tokenizer,
-    folder: pathlib.Path,
-) -> None:
-  folder.mkdir(parents=True)
-  writer = CorpusWriter(folder, tokenizer)
-  items = [
-      Item(document.split, document.text, (number, 0))
-      for number, document in enumerate(documents)
-  ]
-  for first in range(0, len(items), _BATCH):
-    writer.add(items[first : first + _BATCH])
-  writer.finish(
-      [{"name": e["path"], "documents": 1, "skipped": 0, **e} for e in entries],
-      fingerprint=content,
-  )

@@ -42,16 +42,16 @@ def load_corpora(
     tokenizer: str = "",
     data_dir: str | os.PathLike[str] = "",
 ) -> list[Corpus]:
-  """Returns the corpora named in `source`, preparing built-in ones on first use.
+  """Returns the corpora of `source`, preparing built-in ones on first use.
 
-  The sources of built-in corpora are read on every call (about a second), so the
-  fingerprint matches the installed packages; each version gets its own folder.
-  Safe to call from several processes at once.
+  The sources of built-in corpora are read on every call (about a second), so
+  the fingerprint matches the installed packages; each version gets its own
+  folder. Safe to call from several processes at once.
 
   Args:
     source: one or more, separated by commas: "code" (train: the standard
-      library, numpy, jax, orbax; validation: flax, optax; test: scipy), "stdlib"
-      (the standard library alone), or a folder written by
+      library, numpy, jax, orbax; validation: flax, optax; test: scipy),
+      "stdlib" (the standard library alone), or a folder written by
       `dape_jax.data.prepare`, with a slash in its name.
     tokenizer: see `make_tokenizer`; "" selects the one of the folders, else
       "bytes".

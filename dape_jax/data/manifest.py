@@ -28,7 +28,7 @@ def write_json(file: pathlib.Path, values: Any) -> None:
 def file_sha256(
     file: pathlib.Path, on_bytes: Callable[[int], Any] = lambda size: None
 ) -> str:
-  """Returns the sha256 of a file; `on_bytes` receives the size of each chunk."""
+  """Returns the sha256 of a file; passes the size of each chunk to on_bytes."""
   digest = hashlib.sha256()
   with file.open("rb") as stream:
     while chunk := stream.read(1 << 20):
@@ -63,17 +63,9 @@ def is_of_tokenizer(fingerprint: str, tokenizer_sha256: str) -> bool:
   return fingerprint.partition("-")[2] == tokenizer_sha256[:8]
 
 
-def content_fingerprint(splits: Mapping[str, Any]) -> str:
-  """Returns 16 hex digits that change with any token or document boundary.
-
-  Args:
-    splits: those of a manifest.
-  """
-  contents = {
-      name: [shard["content_sha256"] for shard in split["shards"]]
-      for name, split in splits.items()
-  }
-  canonical = json.dumps(contents, sort_keys=True, separators=(",", ":"))
+def digest_of(values: Any) -> str:
+  """Returns 16 hex digits of the hash of JSON values."""
+  canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
   return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 

@@ -2,7 +2,8 @@
 
 The plan, which is everything that determines the tokens, is written first
 (`plan.json`), and the progress every few seconds (`journal.json`), both in the
-subfolder `unfinished`. Documents added after the last journal are written again.
+subfolder `unfinished`. Documents added after the last journal are written
+again.
 """
 
 import dataclasses
@@ -27,8 +28,8 @@ from dape_jax.data.writer import WORK, CorpusWriter, Item
 from dape_jax.errors import ConfigError
 from dape_jax.locking import locked
 
-# Text encoded at once: enough to occupy every core. Tokenizer packages use up to
-# 80 bytes of memory per byte of text.
+# Text encoded at once: enough to occupy every core. Tokenizer packages use up
+# to 80 bytes of memory per byte of text.
 _BATCH_BYTES = 4 << 20
 _BATCH_DOCUMENTS = 4096
 
@@ -143,23 +144,20 @@ def _check_plan(
     folder: pathlib.Path, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> None:
   """Raises ConfigError with the first difference between two plans."""
-  if difference := _difference(old, new):
+  differences = [
+      f"{name} {old.get(name)!r}, not {new[name]!r}"
+      for name in new
+      if name != "sources" and old.get(name) != new[name]
+  ]
+  before, after = old["sources"], new["sources"]
+  if len(before) != len(after):
+    differences.append(f"{len(before)} sources, not {len(after)}")
+  differences += [f"{a}, not {b}" for a, b in zip(before, after) if a != b]
+  if differences:
     raise ConfigError(
-        f"--output={folder} was started by another command, with {difference}:"
-        " use that command, or another folder."
+        f"--output={folder} was started by another command, with"
+        f" {differences[0]}: use that command, or another folder."
     )
-
-
-def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-  for name in new:
-    if name != "sources" and old.get(name) != new[name]:
-      return f"{name} {old.get(name)!r}, not {new[name]!r}"
-  if len(old["sources"]) != len(new["sources"]):
-    return f"{len(old['sources'])} sources, not {len(new['sources'])}"
-  for before, after in zip(old["sources"], new["sources"], strict=True):
-    if before != after:
-      return f"{before}, not {after}"
-  return ""
 
 
 class _Run:

@@ -9,10 +9,10 @@ r"""Prepares text for training: tokenizes documents and writes shards.
 
 FILES are comma-separated files, folders and globs: .txt (one document each),
 .jsonl, .jsonl.gz, .jsonl.zst (one JSON object per line) and .parquet. --tfds
-reads a dataset that tensorflow-datasets has prepared as array_record. Splits that
-are not given are held out of train by a hash of the document, so equal documents
-share a split. Rerun the command to resume after an interruption. Memory use does
-not grow with the text. See docs/data.md.
+reads a dataset that tensorflow-datasets has prepared as array_record. Splits
+that are not given are held out of train by a hash of the document, so equal
+documents share a split. Rerun the command to resume after an interruption.
+Memory use does not grow with the text. See docs/data.md.
 """
 
 import collections

@@ -141,8 +141,8 @@ def write_metadata(
 class TokenStream:
   """The tokens of a split, read from shards on demand.
 
-  Thread-safe. Uses 8 bytes of memory per 4096 tokens of the open shards, at most
-  512 of them.
+  Thread-safe. Uses 8 bytes of memory per 4096 tokens of the open shards, at
+  most 512 of them.
 
   Attributes:
     size: number of tokens.

@@ -1,8 +1,8 @@
 """Built-in corpora: the Python sources of the installed packages.
 
-Nothing is downloaded and no package is imported; files are read from where Python
-would import them. Licenses of the texts: PSF
-(standard library), BSD (numpy, scipy) and Apache-2.0 (jax, orbax, flax, optax).
+Nothing is downloaded and no package is imported; files are read from where
+Python would import them. Licenses of the texts: PSF (standard library), BSD
+(numpy, scipy) and Apache-2.0 (jax, orbax, flax, optax).
 """
 
 import hashlib
@@ -32,8 +32,8 @@ _EXCLUDED_FOLDERS = frozenset({"test", "tests", "__pycache__"})
 _EXCLUDED_STDLIB = re.compile(
     r"(idlelib|lib2to3|encodings|pydoc_data|_sysconfigdata.*)$"
 )
-# __config__.py is generated when a wheel is built and names the compiler, so the
-# fingerprint would depend on the platform.
+# __config__.py is generated when a wheel is built and names the compiler, so
+# the fingerprint would depend on the platform.
 _EXCLUDED_FILES = re.compile(r"(test_.*|.*_test|conftest|__config__)\.py$")
 
 _LEADING_COMMENT = re.compile(rb"\A(?:[ \t\f]*(?:#[^\n]*)?\n)+")
@@ -150,9 +150,10 @@ def stdlib_split(group: str) -> str:
 def stdlib_documents() -> list[Document]:
   """Returns the standard library, split by top-level module.
 
-  Files of one module repeat each other: on Python 3.11, 2.6% of the test split's
-  64-byte windows occur in the training split when splitting by file, and 1.1%
-  when splitting by module (means over 11 other salts; 1.4% for this salt).
+  Files of one module repeat each other: on Python 3.11, 2.6% of the test
+  split's 64-byte windows occur in the training split when splitting by file,
+  and 1.1% when splitting by module (means over 11 other salts; 1.4% for this
+  salt).
 
   Raises:
     ConfigError: Python is installed without source files.

@@ -1,8 +1,8 @@
 """Writes the tokens of a split to shards in bounded memory.
 
 Tokens are appended to a plain file, which becomes a shard once it is full. So
-shards depend on the token stream alone. To resume, the plain files are truncated
-to their sizes at the last `state`.
+shards depend on the token stream alone. To resume, the plain files are
+truncated to their sizes at the last `state`.
 """
 
 import os
@@ -178,7 +178,8 @@ class SplitWriter:
   def _write_npy(
       self, name: str, what: str, dtype: str, shape: tuple, end: bytes = b""
   ) -> None:
-    # Written rather than mapped: a full disk kills a process that maps the file.
+    # Written rather than mapped: a full disk kills a process that maps the
+    # file.
     with (
         (self._folder / name).open("wb") as out,
         self._file(what).open("rb") as values,

@@ -17,8 +17,8 @@ def padded_rows(examples: Examples, row_length: int) -> dict[str, np.ndarray]:
     row_length: T.
 
   Returns:
-    Arrays [B, T]: inputs, targets, segment_ids (1; 0 is padding), positions, all
-    int32, and loss_weights float32.
+    Arrays [B, T]: inputs, targets, segment_ids (1; 0 is padding), positions,
+    all int32, and loss_weights float32.
   """
   batch_size, used = examples.tokens.shape
   padding = ((0, 0), (0, row_length - used))

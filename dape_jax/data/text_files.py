@@ -1,4 +1,4 @@
-"""Streams documents from .txt, .jsonl, .jsonl.gz, .jsonl.zst and .parquet files."""
+"""Streams documents from .txt, .jsonl, .gz, .zst and .parquet files."""
 
 import glob
 import gzip
@@ -62,7 +62,7 @@ class TextFile:
     return values
 
   def records(self, skip: int) -> Iterator[Record]:
-    """Yields the records after the first `skip`, up to the first damaged read."""
+    """Yields the records after the first `skip`, up to a damaged read."""
     read = next(read for end, read in KINDS.items() if self.name.endswith(end))
     yield from read(self._path, self._field, skip)
 
@@ -122,8 +122,8 @@ def _read_txt(path: pathlib.Path, field: str, skip: int) -> Iterator[Record]:
 def _open_zstd(stream: BinaryIO) -> BinaryIO:
   import pyarrow
 
-  # Unlike zstandard's stream_reader, this detects truncated files. It then loses
-  # the text in a partly filled buffer, so the buffer is small.
+  # Unlike zstandard's stream_reader, this detects truncated files. It then
+  # loses the text in a partly filled buffer, so the buffer is small.
   raw = pyarrow.CompressedInputStream(stream, "zstd")
   return io.BufferedReader(raw, _ZSTD_BUFFER)
 

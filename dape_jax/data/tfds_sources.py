@@ -45,7 +45,7 @@ class TfdsSplit:
     }
 
   def records(self, skip: int) -> Iterator[Record]:
-    """Yields the records after the first `skip`, up to the first damaged read."""
+    """Yields the records after the first `skip`, up to a damaged read."""
     number = skip + 1
     try:
       source = self._builder.as_data_source(self._split)
@@ -66,14 +66,6 @@ class TfdsSplit:
   def where(self, number: int) -> str:
     """Returns the name of an example in messages."""
     return f"{self.name}:{number}"
-
-
-def _prepare_command(name: str, data_dir: str) -> str:
-  where = f", data_dir={data_dir!r}" if data_dir else ""
-  return (
-      "python -c \"import tensorflow_datasets as tfds; tfds.builder('"
-      f"{name}'{where}).download_and_prepare(file_format='array_record')\""
-  )
 
 
 def open_dataset(
@@ -98,7 +90,11 @@ def open_dataset(
         f"--tfds_data_dir={data_dir}: copy it to this machine first."
     )
   data_dir = os.path.expanduser(data_dir)
-  command = _prepare_command(name, data_dir)
+  where = f", data_dir={data_dir!r}" if data_dir else ""
+  command = (
+      "python -c \"import tensorflow_datasets as tfds; tfds.builder('"
+      f"{name}'{where}).download_and_prepare(file_format='array_record')\""
+  )
   try:
     builder = tfds.core.read_only_builder.builder_from_files(
         name, data_dir=data_dir or None

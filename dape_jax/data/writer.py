@@ -46,8 +46,8 @@ class CorpusWriter:
     Args:
       folder: existing folder that no other process writes to.
       tokenizer: turns texts into tokens.
-      shard_tokens: size of every shard except the last of a split, a multiple of
-        BLOCK_SIZE.
+      shard_tokens: size of every shard except the last of a split, a multiple
+        of BLOCK_SIZE.
       state: result of `flush`.
 
     Raises:
@@ -112,7 +112,7 @@ class CorpusWriter:
 
     Args:
       sources: entries of the manifest, indexed by the origins.
-      fingerprint: hash of the texts; "" hashes the tokens.
+      fingerprint: hash of the texts; "" hashes tokens and document boundaries.
       settings: recorded in the manifest.
 
     Raises:
@@ -126,7 +126,12 @@ class CorpusWriter:
     splits = {name: split.state() for name, split in self.splits.items()}
     names += self._copy_tokenizer()
     names += write_metadata(self._folder, splits, self._tokenizer.dtype)
-    content = fingerprint or manifest_lib.content_fingerprint(splits)
+    content = fingerprint or manifest_lib.digest_of(
+        {
+            name: [shard["content_sha256"] for shard in split["shards"]]
+            for name, split in splits.items()
+        }
+    )
     sha256 = self._tokenizer.sha256
     manifest = {
         "format": manifest_lib.FORMAT,

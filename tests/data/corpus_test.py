@@ -5,28 +5,20 @@ import subprocess
 import sys
 
 import numpy as np
+import preparing
 import pytest
 import tensorflow_datasets as tfds
 
 from dape_jax import data
-from dape_jax.data import documents as documents_lib
 from dape_jax.data import manifest as manifest_lib
+from dape_jax.data.writer import CorpusWriter
 from dape_jax.errors import ConfigError
 
 
-def _texts(split):
-  return [
-      (split.name(i), split.tokens[split.starts[i] : split.starts[i + 1]])
-      for i in range(split.num_documents)
-  ]
-
-
-def test_whole_chain_is_byte_exact_offline_and_without_tensorflow(
+def test_corpus_is_byte_exact_offline_and_without_tensorflow(
     documents, tmp_path, no_network, capfd
 ):
   corpus = data.open_corpus(documents, "synthetic", data_dir=tmp_path)
-
-  tokenizer = corpus.tokenizer
   seen = {}
   for name in corpus.splits:
     split = corpus.split(name)
@@ -35,19 +27,19 @@ def test_whole_chain_is_byte_exact_offline_and_without_tensorflow(
     assert split.starts.dtype == np.int64
     assert split.num_documents == len(split.starts) - 1
     assert split.starts[-1] == split.tokens.size
-    for path, tokens in _texts(split):
-      assert tokens[-1] == tokenizer.eos
-      assert tokenizer.decode(tokens[:-1]) == tokenizer.decode(tokens)
-      seen[path] = (name, tokenizer.decode(tokens))
+    ends = split.tokens[:][split.starts[1:] - 1]
+    assert (ends == corpus.tokenizer.eos).all()
+    for path, text in preparing.documents(corpus, name).items():
+      seen[path] = (name, text)
   assert seen == {d.path: (d.split, d.text) for d in documents}
   assert "tensorflow" not in sys.modules
   printed = capfd.readouterr()
   assert printed.out == ""
   assert "BuilderConfig" not in printed.err
-  assert not list(tmp_path.glob(".*")), "temporary folders are left"
+  assert not list(tmp_path.glob(".*")), "temporary folders remain"
 
 
-def test_the_folder_is_a_dataset(corpus, no_network):
+def test_folder_is_a_tfds_dataset(corpus, no_network):
   builder = tfds.builder_from_directory(corpus.folder)
   for name in corpus.splits:
     split = corpus.split(name)
@@ -64,7 +56,7 @@ def test_the_folder_is_a_dataset(corpus, no_network):
   assert "tensorflow" not in sys.modules
 
 
-def test_the_manifest_says_what_there_is(documents, corpus):
+def test_manifest(documents, corpus):
   manifest = corpus.manifest
   assert manifest["fingerprint"] == corpus.fingerprint
   assert manifest["tokenizer"] == {
@@ -110,7 +102,7 @@ def test_fingerprint_and_folder_change_with_a_document(
   assert other.fingerprint in other.folder.name
 
 
-def test_duplicates_are_kept_in_the_earliest_split_only(documents, tmp_path):
+def test_duplicates_stay_in_the_earliest_split_only(documents, tmp_path):
   train, test = documents[0], documents[-1]
   copy = dataclasses.replace(test, path="copy.py", text=train.text)
   corpus = data.open_corpus([*documents, copy], "synthetic", data_dir=tmp_path)
@@ -118,7 +110,7 @@ def test_duplicates_are_kept_in_the_earliest_split_only(documents, tmp_path):
   assert train.path in paths and "copy.py" not in paths
 
 
-def test_documents_must_be_complete(documents, tmp_path):
+def test_invalid_documents_are_refused(documents, tmp_path):
   for wrong, message in (
       (documents[:40], "validation split of the corpus has no documents"),
       ([*documents, documents[0]], "path 'pkg/00.py'"),
@@ -128,7 +120,8 @@ def test_documents_must_be_complete(documents, tmp_path):
       data.open_corpus(wrong, "synthetic", data_dir=tmp_path)
 
 
-def test_processes_may_prepare_at_once(documents, tmp_path):
+@pytest.mark.soak
+def test_concurrent_processes_share_one_folder(documents, tmp_path):
   context = multiprocessing.get_context("spawn")
   processes = [
       context.Process(
@@ -147,17 +140,17 @@ def test_processes_may_prepare_at_once(documents, tmp_path):
   assert corpus.folder == folder
 
 
-def test_a_slower_process_takes_the_result_of_a_faster_one(
+def test_slower_process_uses_the_result_of_a_faster_one(
     documents, tmp_path, monkeypatch
 ):
-  write = documents_lib._write
+  finish = CorpusWriter.finish
 
-  def slow_write(*args):
-    write(*args)
-    monkeypatch.setattr(documents_lib, "_write", write)
+  def slow_finish(*args, **kwargs):
+    finish(*args, **kwargs)
+    monkeypatch.setattr(CorpusWriter, "finish", finish)
     data.open_corpus(documents, "synthetic", data_dir=tmp_path)
 
-  monkeypatch.setattr(documents_lib, "_write", slow_write)
+  monkeypatch.setattr(CorpusWriter, "finish", slow_finish)
   corpus = data.open_corpus(documents, "synthetic", data_dir=tmp_path)
   assert [corpus.folder] == list(tmp_path.iterdir())
 
@@ -176,7 +169,7 @@ def copied(corpus, tmp_path):
 
 @pytest.mark.parametrize("damage", [_truncate, lambda f: f.unlink()])
 @pytest.mark.parametrize("name", [_SHARD, "test.starts.npy", "manifest.json"])
-def test_what_is_not_complete_is_not_opened(copied, damage, name):
+def test_incomplete_folder_is_refused(copied, damage, name):
   damage(copied.folder / name)
   with pytest.raises(ConfigError) as error:
     data.open_folder(copied.folder)
@@ -186,7 +179,7 @@ def test_what_is_not_complete_is_not_opened(copied, damage, name):
 
 
 @pytest.mark.parametrize("name", [_SHARD, "test.origins.npy"])
-def test_a_changed_byte_is_found(copied, name):
+def test_changed_byte_is_detected(copied, name):
   file = copied.folder / name
   contents = bytearray(file.read_bytes())
   contents[len(contents) // 2] ^= 1
@@ -200,7 +193,7 @@ def test_a_changed_byte_is_found(copied, name):
     assert str(file) in str(error.value)
 
 
-def test_a_shard_that_goes_missing_is_named(copied):
+def test_missing_shard_is_named(copied):
   tokens = copied.split("train").tokens
   (copied.folder / _SHARD).unlink()
   with pytest.raises(ConfigError, match=_SHARD):
@@ -214,7 +207,7 @@ def test_another_version_is_refused(copied):
     data.open_folder(copied.folder)
 
 
-def test_every_slice_is_that_of_an_array(corpus):
+def test_slices_match_those_of_an_array(corpus):
   tokens = corpus.split("train").tokens
   array = tokens[:]
   assert array.size == tokens.size == len(tokens)
@@ -234,7 +227,7 @@ def test_every_slice_is_that_of_an_array(corpus):
     tokens[::2]
 
 
-def test_a_folder_that_cannot_be_written_names_the_setting(documents, tmp_path):
+def test_unwritable_data_dir_names_the_setting(documents, tmp_path):
   file = tmp_path / "file"
   file.write_text("")
   with pytest.raises(ConfigError, match=r"config.data.dir"):

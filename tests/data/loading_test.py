@@ -1,9 +1,9 @@
 import json
 import pathlib
 
+import byte_bpe
 import numpy as np
 import pytest
-import tokenizers
 
 from dape_jax import data
 from dape_jax.checkpoint import runs
@@ -16,26 +16,11 @@ from dape_jax.errors import ConfigError
 from dape_jax.training.run import make_batches
 
 
-def _save_tokenizer(path):
-  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-      add_prefix_space=False
-  )
-  tokenizer.decoder = tokenizers.decoders.ByteLevel()
-  trainer = tokenizers.trainers.BpeTrainer(
-      vocab_size=280,
-      special_tokens=["<|endoftext|>"],
-      initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-      show_progress=False,
-  )
-  tokenizer.train_from_iterator(["def main(): return\n" * 9], trainer)
-  tokenizer.save(str(path))
-  return str(path)
-
-
 @pytest.fixture(scope="module")
 def bpe(tmp_path_factory):
-  return _save_tokenizer(tmp_path_factory.mktemp("bpe") / "tiny.json")
+  path = str(tmp_path_factory.mktemp("bpe") / "tiny.json")
+  byte_bpe.train("def main(): return\n" * 9, vocab_size=280).save(path)
+  return path
 
 
 def _prepare(folder, tokenizer, letter):
@@ -73,12 +58,13 @@ def code(documents, monkeypatch, tmp_path):
   monkeypatch.setenv("DAPE_JAX_DATA", str(tmp_path / "builtin"))
 
 
-def test_a_folder_has_its_own_tokenizer(folders, bpe, no_network):
+def test_folder_has_its_own_tokenizer(folders, bpe, no_network):
   corpus = data.load_corpus(folders["bpe_a"])
   assert corpus.tokenizer.sha256 == data.make_tokenizer(bpe).sha256
   assert pathlib.Path(corpus.tokenizer.location).parent.parent == corpus.folder
   split = corpus.split("test")
   assert split.tokens[-1:] == [corpus.tokenizer.eos]
+  assert split.name(np.int64(0)).endswith("test.txt")
   assert corpus.tokenizer.decode(split.tokens[:]) == (
       b"def a(): return test\n" * 60
   )
@@ -90,7 +76,7 @@ def test_a_folder_has_its_own_tokenizer(folders, bpe, no_network):
     data.load_corpora(f"{folders['bpe_a']},{folders['bytes']}")
 
 
-def test_built_in_corpora_take_the_tokenizer_of_the_folders(folders, bpe, code):
+def test_built_in_corpora_use_the_tokenizer_of_the_folders(folders, bpe, code):
   corpora = data.load_corpora(f"code,{folders['bpe_a']}")
   assert len({c.tokenizer.sha256 for c in corpora}) == 1
   plain = data.load_corpus("code")
@@ -104,7 +90,7 @@ def test_built_in_corpora_take_the_tokenizer_of_the_folders(folders, bpe, code):
   )
 
 
-def test_settings_say_what_is_meant(folders, bpe):
+def test_settings_are_checked(folders, bpe):
   mixed = f"{folders['bpe_a']},{folders['bpe_b']}"
   assert DataConfig().tokenizer == "bytes"
   assert DataConfig(source=folders["bpe_a"]).tokenizer == ""
@@ -134,7 +120,7 @@ def _run(source, fingerprint, tokenizer=""):
   return runs.Run("run", pathlib.Path("run"), Config, None, 1, fingerprint)
 
 
-def test_runs_are_evaluated_on_their_first_corpus_or_the_one_asked_for(
+def test_runs_are_evaluated_on_the_first_or_the_requested_corpus(
     folders, bpe, code
 ):
   a, b = folders["bpe_a"], folders["bpe_b"]
@@ -152,7 +138,7 @@ def test_runs_are_evaluated_on_their_first_corpus_or_the_one_asked_for(
   assert runs.load_tokenizer(_run("code", "0" * 16)).name == bytes_.name
 
 
-def test_a_tokenizer_that_changed_is_refused(folders, bpe, tmp_path):
+def test_another_tokenizer_is_refused(folders, bpe, tmp_path):
   fingerprint = data.load_corpus(folders["bpe_a"]).fingerprint
   assert runs.load_tokenizer(_run("code", fingerprint, bpe)).name == "tiny"
   with pytest.raises(ConfigError, match="restore that one"):
@@ -161,12 +147,7 @@ def test_a_tokenizer_that_changed_is_refused(folders, bpe, tmp_path):
     runs.load_tokenizer(_run("code", "0" * 16, bpe))
 
 
-def test_numpy_indices_name_documents(folders):
-  split = data.load_corpus(folders["bytes"]).split("train")
-  assert split.name(np.int64(0)).endswith("train.txt")
-
-
-def test_a_run_trains_on_a_mix_of_folders_and_continues(folders):
+def test_run_trains_on_a_mix_of_folders_and_resumes(folders):
   source = f"{folders['bpe_a']},{folders['bpe_b']}"
   values = {
       "model": {"vocab_size": 384, "num_heads": 2, "width": 16},

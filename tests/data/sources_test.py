@@ -1,5 +1,6 @@
 import collections
 import importlib.util
+import itertools
 
 import pytest
 
@@ -20,7 +21,7 @@ def stdlib():
   return documents_lib.ordered_unique(sources.stdlib_documents())
 
 
-def test_python_files_keeps_what_is_worth_reading(tmp_path):
+def test_python_files_skips_tests_short_and_generated_files(tmp_path):
   for name, text in {
       "b.py": _BODY,
       "a/c.py": b"# Copyright me\n#\n# more\n\n" + _BODY,
@@ -50,45 +51,39 @@ def test_python_files_keeps_what_is_worth_reading(tmp_path):
         (b'"""Copyright."""\n# License\n', b'"""Copyright."""\n# License\n'),
     ],
 )
-def test_only_a_leading_licence_comment_is_stripped(text, expected):
+def test_only_leading_license_comments_are_stripped(text, expected):
   assert sources.strip_licence(text) == expected
 
 
 @pytest.mark.parametrize("name", ["code", "stdlib"])
-def test_splits_have_no_text_in_common(name, request):
+def test_splits_share_no_text(name, request):
   documents = request.getfixturevalue(name)
   splits = collections.defaultdict(set)
   for document in documents:
     splits[document.split].add(document.text)
   assert sum(map(len, splits.values())) == len(documents)
-  assert not splits["train"] & splits["test"]
-  assert not splits["train"] & splits["validation"]
-  assert not splits["validation"] & splits["test"]
+  for one, other in itertools.combinations(splits.values(), 2):
+    assert not one & other
 
 
-def test_code_divides_by_package(code):
-  groups = collections.defaultdict(set)
+def test_code_splits_and_sizes(code):
+  groups, sizes = collections.defaultdict(set), collections.Counter()
   for document in code:
     groups[document.split].add(document.group)
+    sizes[document.split] += len(document.text)
     assert document.path.startswith(f"{document.group}/")
   assert groups == {
       "train": {"stdlib", "numpy", "jax", "orbax"},
       "validation": {"flax", "optax"},
       "test": {"scipy"},
   }
-
-
-def test_code_is_as_large_as_published(code):
-  sizes = collections.Counter()
-  for document in code:
-    sizes[document.split] += len(document.text)
   # Wide bounds: sizes follow the installed versions.
   assert 20e6 < sizes["train"] < 40e6
   assert 2e6 < sizes["validation"] < 5e6
   assert 9e6 < sizes["test"] < 16e6
 
 
-def test_stdlib_leaves_out_what_is_not_the_library(stdlib):
+def test_stdlib_excludes_other_folders(stdlib):
   tops = {
       document.path.split("/")[1].removesuffix(".py") for document in stdlib
   }
@@ -97,7 +92,7 @@ def test_stdlib_leaves_out_what_is_not_the_library(stdlib):
   assert not any(top.startswith("_sysconfigdata") for top in tops)
 
 
-def test_stdlib_never_divides_a_group(stdlib):
+def test_stdlib_groups_share_a_split(stdlib):
   splits = collections.defaultdict(set)
   for document in stdlib:
     splits[document.group].add(document.split)
@@ -129,7 +124,7 @@ def test_sources_are_deterministic(code):
   assert again == code
 
 
-def test_a_missing_package_is_named(monkeypatch):
+def test_missing_package_is_named(monkeypatch):
   find_spec = importlib.util.find_spec
   monkeypatch.setattr(
       importlib.util,

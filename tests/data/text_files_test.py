@@ -1,18 +1,14 @@
 import gzip
-import json
 
 import pyarrow
 import pytest
+from preparing import lines
 from pyarrow import parquet
 
 from dape_jax.data.text_files import KINDS, TextFile, find_files
 from dape_jax.errors import ConfigError
 
 _TEXTS = [f"document {i} \u4e2d\n" * (1 + i % 7) for i in range(600)]
-
-
-def _lines(texts=_TEXTS):
-  return b"".join(json.dumps({"text": t}).encode() + b"\n" for t in texts)
 
 
 def _zstd(data):
@@ -28,8 +24,8 @@ def _write(folder, kind, texts=_TEXTS):
     path.write_text(texts[0], encoding="utf-8")
   else:
     half = len(texts) // 2
-    parts = [_lines(texts[:half]), _lines(texts[half:])]
-    # Two members, as of files that were joined.
+    parts = [lines(texts[:half]), lines(texts[half:])]
+    # Two members, as in concatenated files.
     compress = {".gz": gzip.compress, ".zst": _zstd}.get(path.suffix, bytes)
     path.write_bytes(b"".join(map(compress, parts)))
   return path
@@ -40,7 +36,7 @@ def _records(path, skip=0, field="text"):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_gives_the_texts_and_where_they_are(tmp_path, kind):
+def test_every_kind_yields_texts_and_positions(tmp_path, kind):
   records = _records(_write(tmp_path, kind))
   texts = _TEXTS[:1] if kind == ".txt" else _TEXTS
   numbers = [0] if kind == ".txt" else list(range(1, len(texts) + 1))
@@ -53,8 +49,8 @@ def test_every_kind_gives_the_texts_and_where_they_are(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("skip", [1, 99, 100, 101, 600])
-def test_going_on_behind_any_record(tmp_path, kind, skip):
+@pytest.mark.parametrize("skip", [1, 100, 101, 600])
+def test_resuming_after_any_record(tmp_path, kind, skip):
   path = _write(tmp_path, kind)
   rest = [(r.number, r.text) for r in _records(path)][skip:]
   assert [(r.number, r.text) for r in _records(path, skip)] == rest
@@ -75,9 +71,9 @@ def test_going_on_behind_any_record(tmp_path, kind, skip):
         (b'{"text": "\\ud800"}', "surrogate"),
     ],
 )
-def test_a_damaged_line_is_told_and_the_next_is_read(tmp_path, line, problem):
+def test_damaged_line_is_reported_and_the_next_is_read(tmp_path, line, problem):
   path = tmp_path / "a.jsonl"
-  path.write_bytes(_lines(["one"]) + line + b"\n\n" + _lines(["two"]))
+  path.write_bytes(lines(["one"]) + line + b"\n\n" + lines(["two"]))
   one, bad, blank, two = _records(path)
   assert (one.text, two.text) == (b"one", b"two")
   assert bad.number == 2 and problem in bad.problem and bad.text == b""
@@ -87,17 +83,17 @@ def test_a_damaged_line_is_told_and_the_next_is_read(tmp_path, line, problem):
 
 @pytest.mark.parametrize("kind", [".jsonl.gz", ".jsonl.zst", ".parquet"])
 @pytest.mark.parametrize("keep", [0.3, 0.6, -3])
-def test_a_file_that_is_cut_off_is_told(tmp_path, kind, keep):
+def test_truncated_file_is_reported(tmp_path, kind, keep):
   path = _write(tmp_path, kind)
   data = path.read_bytes()
   path.write_bytes(data[: keep if keep < 0 else int(keep * len(data))])
-  *whole, last = _records(path)
+  *before, last = _records(path)
   assert "damaged or truncated" in last.problem
-  assert last.number == len(whole) + 1
-  assert [r.text.decode() for r in whole] == _TEXTS[: len(whole)]
+  assert last.number == len(before) + 1
+  assert [r.text.decode() for r in before] == _TEXTS[: len(before)]
 
 
-def test_texts_that_are_not_utf8_are_told(tmp_path):
+def test_invalid_utf8_is_reported(tmp_path):
   (tmp_path / "a.txt").write_bytes(b"ab\xff")
   (record,) = _records(tmp_path / "a.txt")
   assert record.problem == "not UTF-8 at byte 2"
@@ -107,7 +103,7 @@ def test_texts_that_are_not_utf8_are_told(tmp_path):
   assert bad.problem == "not UTF-8" and good.text == b"good"
 
 
-def test_a_column_that_is_not_there_is_told(tmp_path):
+def test_missing_column_is_reported(tmp_path):
   (record,) = _records(_write(tmp_path, ".parquet"), field="txt")
   assert (
       record.problem
@@ -115,13 +111,13 @@ def test_a_column_that_is_not_there_is_told(tmp_path):
   )
 
 
-def test_little_is_lost_before_the_end_of_a_file_that_is_cut_off(tmp_path):
+def test_truncated_zstd_loses_little_text_before_its_end(tmp_path):
   path = tmp_path / "a.jsonl.zst"
   texts = [f"{i} " + "word " * 20 for i in range(5000)]
-  path.write_bytes(_zstd(_lines(texts))[:-1])
-  *whole, last = _records(path)
+  path.write_bytes(_zstd(lines(texts))[:-1])
+  *before, last = _records(path)
   assert "damaged or truncated" in last.problem
-  assert len(texts) - len(whole) < 2 * 2**16 / len(texts[0])
+  assert len(texts) - len(before) < 2 * 2**16 / len(texts[0])
 
 
 def test_files_folders_and_globs(tmp_path):

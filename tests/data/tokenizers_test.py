@@ -3,6 +3,7 @@ import json
 import logging
 import sys
 
+import byte_bpe
 import numpy as np
 import pytest
 import sentencepiece
@@ -12,39 +13,22 @@ from dape_jax.data import ByteTokenizer, make_tokenizer
 from dape_jax.data.tokenizers.hugging_face import byte_letters
 from dape_jax.errors import ConfigError
 
-_EOS = "<|endoftext|>"
 _TEXT = "def main(argv):\n  return len(argv)  # na\u00efve \u4e2d\n\n" * 20
 _KINDS = ["bytes", "json", "gpt2", "tiktoken", "sentencepiece"]
 
 
-def _byte_bpe(**settings):
-  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-      add_prefix_space=False
-  )
-  tokenizer.decoder = tokenizers.decoders.ByteLevel()
-  trainer = tokenizers.trainers.BpeTrainer(
-      vocab_size=300,
-      special_tokens=[_EOS],
-      initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-      show_progress=False,
-  )
-  tokenizer.train_from_iterator([_TEXT], trainer)
-  for name, value in settings.items():
-    setattr(tokenizer, name, value)
-  return tokenizer
-
-
 def _save_json(folder, **settings):
   path = folder / "code.json"
-  tokenizer = _byte_bpe(**settings)
+  tokenizer = byte_bpe.train(_TEXT)
+  for name, value in settings.items():
+    setattr(tokenizer, name, value)
   tokenizer.enable_truncation(8)
   tokenizer.save(str(path))
   return path
 
 
 def _save_gpt2(folder):
-  model = json.loads(_byte_bpe().to_str())["model"]
+  model = json.loads(byte_bpe.train(_TEXT).to_str())["model"]
   merges = [" ".join(pair) for pair in model["merges"]]
   path = folder / "encoder.json"
   path.write_text(json.dumps(model["vocab"]))
@@ -56,8 +40,8 @@ def _save_gpt2(folder):
 
 def _save_tiktoken(folder, name="tiny_gpt2.tiktoken"):
   letters = byte_letters()
-  vocab = json.loads(_byte_bpe().to_str())["model"]["vocab"]
-  del vocab[_EOS]
+  vocab = json.loads(byte_bpe.train(_TEXT).to_str())["model"]["vocab"]
+  del vocab[byte_bpe.EOS]
   path = folder / name
   path.write_bytes(
       b"".join(
@@ -107,24 +91,24 @@ _TEXTS = [
     "",
     "  two  spaces\n\n\ttab \r\n",
     "\u4e2d\u6587 \U0001f600 e\u0301 \uff21",
-    f"a{_EOS}b</s><s><pad>",
+    f"a{byte_bpe.EOS}b</s><s><pad>",
 ]
 
 
-def test_text_comes_back_and_its_bytes_are_counted(tokenizer):
+def test_round_trip_and_num_bytes(tokenizer):
   texts = [text.encode() for text in _TEXTS]
   batch = tokenizer.encode_batch(texts)
   for text, ids in zip(texts, batch, strict=True):
     assert ids.dtype == tokenizer.dtype and ids.ndim == 1
     np.testing.assert_array_equal(tokenizer.encode(text), ids)
     assert tokenizer.decode(ids) == text
-    # Piece by piece too, which is how text is shown as it is written.
+    # Also token by token, as generated text is streamed.
     assert b"".join(tokenizer.decode([i]) for i in ids) == text
     assert tokenizer.num_bytes(ids).sum() == len(text)
     assert not np.isin(ids, [tokenizer.eos]).any()
 
 
-def test_what_every_tokenizer_has(tokenizer):
+def test_attributes(tokenizer):
   assert isinstance(tokenizer.eos, int)
   assert tokenizer.eos < tokenizer.vocab_size <= tokenizer.padded_vocab_size
   assert tokenizer.padded_vocab_size % 128 == 0
@@ -136,19 +120,18 @@ def test_what_every_tokenizer_has(tokenizer):
 
 
 @pytest.mark.parametrize("ids", [[2000], [-1], [1.0]])
-def test_ids_outside_the_vocabulary_are_refused(tokenizer, ids):
+def test_invalid_ids_are_refused(tokenizer, ids):
   with pytest.raises(ValueError, match="ids must be"):
     tokenizer.decode(ids)
   with pytest.raises(ValueError, match="ids must be"):
     tokenizer.num_bytes(ids)
 
 
-def test_bytes():
+def test_byte_tokenizer_ids():
   tokenizer = ByteTokenizer()
-  text = bytes(range(256)) * 3
-  ids = tokenizer.encode(text)
-  assert ids.dtype == np.uint16 and ids.shape == (768,)
-  assert tokenizer.decode(ids) == text
+  text = bytes(range(256))
+  np.testing.assert_array_equal(tokenizer.encode(text), np.arange(256))
+  assert tokenizer.decode(range(256)) == text
   assert (tokenizer.bos, tokenizer.eos, tokenizer.pad) == (256, 257, 258)
   assert (tokenizer.vocab_size, tokenizer.padded_vocab_size) == (259, 384)
   assert tokenizer.decode([256, 104, 105, 257, 258]) == b"hi"
@@ -159,19 +142,19 @@ def test_byte_level_kinds_agree(tmp_path):
   json_, gpt2, ranks = (make_tokenizer(str(file)) for file in files)
   ids = json_.encode(_TEXT.encode())
   np.testing.assert_array_equal(gpt2.encode(_TEXT.encode()), ids)
-  # <|endoftext|> is the first id of one, the last of the other.
+  # <|endoftext|> is the first id of one and the last of the other.
   np.testing.assert_array_equal(ranks.encode(_TEXT.encode()) + 1, ids)
   assert (json_.eos, ranks.eos) == (0, ranks.vocab_size - 1)
   assert len({t.sha256 for t in (json_, gpt2, ranks)}) == 3
 
 
-def test_end_of_text_of_cl100k_is_where_it_is_published(tmp_path):
+def test_cl100k_end_of_text_id_is_as_published(tmp_path):
   path = _save_tiktoken(tmp_path, "cl100k_base.tiktoken")
   ranks = len(path.read_bytes().splitlines())
   assert make_tokenizer(str(path)).eos == ranks + 1  # 100257 of 100256 ranks
 
 
-def test_many_ids_need_four_bytes(tmp_path):
+def test_large_vocabularies_use_uint32(tmp_path):
   path = _save_tiktoken(tmp_path)
   with path.open("ab") as file:
     file.write(base64.b64encode(b"zzz") + b" 70000\n")
@@ -179,7 +162,7 @@ def test_many_ids_need_four_bytes(tmp_path):
   assert tokenizer.dtype == np.uint32 and tokenizer.vocab_size == 70001
 
 
-def test_lost_text_is_told_once(tmp_path, caplog):
+def test_lossy_tokenizers_warn_once(tmp_path, caplog):
   path = _save_json(tmp_path, normalizer=tokenizers.normalizers.NFC())
   with caplog.at_level(logging.WARNING):
     tokenizer = make_tokenizer(str(path))
@@ -212,17 +195,28 @@ def test_unknown_tokenizers_are_refused(tmp_path):
     make_tokenizer("byte", field="--tokenizer")
 
 
-@pytest.mark.parametrize(
-    "name", ["a.json", "a.model", "encoder.json", "my_gpt2.tiktoken"]
-)
-def test_damaged_files_are_refused(tmp_path, name):
+_FILES = {
+    "a.json": "tokenizers",
+    "encoder.json": "tokenizers",
+    "a.model": "sentencepiece",
+    "my_gpt2.tiktoken": "tiktoken",
+}
+
+
+@pytest.mark.parametrize("name, package", _FILES.items())
+def test_damaged_file_or_missing_package_is_named(
+    tmp_path, name, package, monkeypatch
+):
   (tmp_path / name).write_text("damaged")
   (tmp_path / "vocab.bpe").write_text("damaged")
   with pytest.raises(ConfigError, match=name):
     make_tokenizer(str(tmp_path / name))
+  monkeypatch.setitem(sys.modules, package, None)
+  with pytest.raises(ConfigError, match=f"package {package}: pip install"):
+    make_tokenizer(str(tmp_path / name))
 
 
-def test_tokens_that_are_no_text_or_never_end_are_refused(tmp_path):
+def test_unsupported_decoder_or_no_end_of_document_is_refused(tmp_path):
   path = tmp_path / "words.json"
   words = tokenizers.models.WordLevel({"a": 0, "[EOS]": 1}, unk_token="a")
   tokenizer = tokenizers.Tokenizer(words)
@@ -233,16 +227,3 @@ def test_tokens_that_are_no_text_or_never_end_are_refused(tmp_path):
   tokenizer.save(str(path))
   with pytest.raises(ConfigError, match="not pieces of the text"):
     make_tokenizer(str(path))
-
-
-@pytest.mark.parametrize("package", ["tokenizers", "sentencepiece", "tiktoken"])
-def test_a_missing_package_is_named(tmp_path, package, monkeypatch):
-  names = {
-      "tokenizers": "a.json",
-      "sentencepiece": "a.model",
-      "tiktoken": "my_gpt2.tiktoken",
-  }
-  (tmp_path / names[package]).write_text("")
-  monkeypatch.setitem(sys.modules, package, None)
-  with pytest.raises(ConfigError, match=f"package {package}: pip install"):
-    make_tokenizer(str(tmp_path / names[package]))

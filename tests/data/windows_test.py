@@ -27,62 +27,39 @@ def test_every_token_is_a_target_once(corpus, length, packing):
   np.testing.assert_array_equal(inputs, split.tokens[: targets.size])
 
 
-def test_dtypes_and_shapes(corpus, length):
-  window = Windows(corpus.split("train"), length, "segments")[0]
-  assert {k: (v.dtype.name, v.shape) for k, v in window.items()} == {
-      "inputs": ("int32", (length,)),
-      "targets": ("int32", (length,)),
-      "segment_ids": ("int32", (length,)),
-      "positions": ("int32", (length,)),
-      "loss_weights": ("float32", (length,)),
-  }
-
-
-def test_segments_equal_the_documents_they_came_from(corpus, length):
+def test_segments_match_documents(corpus, length):
   split = corpus.split("validation")
-  # Which document each token of the stream is in, and where in it.
+  # The document of each token of the stream, and the token's offset in it.
   sizes = np.diff(split.starts)
   document = np.repeat(np.arange(split.num_documents), sizes)
   offset = np.concatenate([np.arange(size) for size in sizes])
-  eos = corpus.tokenizer.eos
   for index, window in enumerate(_all(split, length, "segments")):
     begin = index * length
     here = slice(begin, begin + length)
-    segments = window["segment_ids"]
-    assert segments[0] == 1
     np.testing.assert_array_equal(
-        segments - 1, document[here] - document[begin]
+        window["segment_ids"], 1 + document[here] - document[begin]
     )
     np.testing.assert_array_equal(
-        window["positions"],
-        np.minimum(offset[here], np.arange(length)),
+        window["positions"], np.minimum(offset[here], np.arange(length))
     )
     same = document[here] == document[begin + 1 : begin + length + 1]
     np.testing.assert_array_equal(window["loss_weights"], same)
-    # No loss for what follows an EOS, and everywhere else there is.
+    # Exactly the targets that follow an EOS have no loss.
     np.testing.assert_array_equal(
-        window["loss_weights"] == 0, window["inputs"] == eos
+        window["loss_weights"] == 0, window["inputs"] == corpus.tokenizer.eos
     )
 
 
-def test_plain_is_one_segment_and_every_target_counts(corpus, length):
+def test_plain_windows_are_one_segment_with_full_loss(corpus, length):
   for window in _all(corpus.split("validation"), length, "plain"):
     assert (window["segment_ids"] == 1).all()
     assert (window["loss_weights"] == 1).all()
     np.testing.assert_array_equal(window["positions"], np.arange(length))
 
 
-def test_length_of_the_whole_split_is_one_window(corpus):
+def test_longest_window_is_the_split(corpus):
   split = corpus.split("validation")
   longest = split.tokens.size - 1
   assert len(Windows(split, longest, "plain")) == 1
   with pytest.raises(ConfigError, match=r"config.data.length.*validation"):
     Windows(split, longest + 1, "plain")
-
-
-def test_settings_are_checked(corpus):
-  split = corpus.split("validation")
-  with pytest.raises(ConfigError, match=r'config.data.packing.*"segments"'):
-    Windows(split, 16, "segment")
-  with pytest.raises(ConfigError, match=r"config.data.length=0"):
-    Windows(split, 0, "plain")

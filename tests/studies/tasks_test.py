@@ -58,7 +58,7 @@ def test_wrong_flag_is_one_line_on_stderr(tasks_command, flags, message):
             "--lengths: '8' is not a whole number of at",
         ),
         ("--times= --lengths=8-", "--lengths: '' is not a whole number"),
-        ("--times= --lengths=2,8", "length=2 is too short for Induction"),
+        ("--times= --lengths=2,8", "length=2 is too short for induction"),
         ("--encodings=ropee", 'unknown encoding "ropee". Did you mean "rope"'),
         ("--seeds=0,4294967296", "config.seed=4294967296"),
         ("--config=none.py", "--config=none.py does not exist."),

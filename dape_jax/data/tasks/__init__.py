@@ -7,7 +7,7 @@ from dape_jax.data.tasks import (
     recall,
     regular,
 )
-from dape_jax.data.tasks.task import Examples, Task, TransductionTask
+from dape_jax.data.tasks.task import Examples, Task
 from dape_jax.errors import ConfigError, did_you_mean
 
 # The 15 tasks of Deletang et al. 2023 (arXiv 2207.02098), in their order.
@@ -23,7 +23,7 @@ def make(name: str) -> Task:
   """
   if name not in TASKS:
     raise ConfigError(f"task {name!r} is unknown.{did_you_mean(name, TASKS)}")
-  return TASKS[name]()
+  return TASKS[name]
 
 
 __all__ = [
@@ -31,6 +31,5 @@ __all__ = [
     "TASKS",
     "Examples",
     "Task",
-    "TransductionTask",
     "make",
 ]

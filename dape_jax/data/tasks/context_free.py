@@ -1,94 +1,67 @@
 """The deterministic context-free tasks of the Chomsky-hierarchy evaluation.
 
-Defined by Deletang et al. 2023 (arXiv 2207.02098). Token ids, and answers to short
-problems, follow the code released with Ruoss et al. 2023 (arXiv 2305.16843).
+For their sources, see `regular`.
 """
 
 import numpy as np
 
+from dape_jax.data.tasks.regular import MODULUS
 from dape_jax.data.tasks.task import (
-    FunctionTask,
     TransductionTask,
+    bit_string_task,
     terminated,
-    up_to_terminator,
 )
 
-MODULUS = 5
 PLUS, MINUS = MODULUS, MODULUS + 1
 
 
-class StackManipulation(FunctionTask):
-  """The contents of a stack after pushes and pops.
+def stacks_and_actions(
+    rng: np.random.Generator, length: int, batch_size: int
+) -> np.ndarray:
+  """Returns the inputs of `stack_manipulation`."""
+  shape = (batch_size, length)
+  if length == 1:
+    return rng.integers(2, size=shape)
+  sizes_B = rng.integers(1, length, size=batch_size)
+  in_stack_BxN = np.arange(length)[None] < sizes_B[:, None]
+  actions_BxN = rng.integers(2, 5, size=shape)
+  return np.where(in_stack_BxN, rng.integers(2, size=shape), actions_BxN)
+
+
+def stack_manipulation(inputs_BxN: np.ndarray) -> np.ndarray:
+  """Stack Manipulation: the contents of a stack after pushes and pops.
 
   The input is a stack of s random bits, bottom first, with s uniform in 1..n-1,
   and then n - s uniform actions: 2 pops, 3 pushes 0 and 4 pushes 1; popping
-  an empty stack does nothing. A single token is a stack. The n + 1 outputs are the
-  final stack from its top, the terminator 2, then zeros; the accuracy counts
-  places up to and including the terminator.
-
-  Source: Deletang et al. 2023 (arXiv 2207.02098), "Stack Manipulation".
+  an empty stack does nothing. A single token is a stack. The n + 1 outputs are
+  the final stack from its top, the terminator 2, then zeros; the accuracy
+  counts places up to and including the terminator.
 
   Chance: bits are fair, so L / 2 of L + 1 places for a stack of L. Measured
   with 2,048 rows at each length of 41..500, all places of a length together.
   """
-
-  num_inputs = 5
-  num_outputs = 3
-  chance = 0.496
-
-  def output_length(self, length: int) -> int:
-    return length + 1
-
-  def inputs(
-      self, rng: np.random.Generator, length: int, batch_size: int
-  ) -> np.ndarray:
-    shape = (batch_size, length)
-    if length == 1:
-      return rng.integers(2, size=shape)
-    sizes_B = rng.integers(1, length, size=batch_size)
-    in_stack_BxN = np.arange(length)[None] < sizes_B[:, None]
-    actions_BxN = rng.integers(2, 5, size=shape)
-    return np.where(in_stack_BxN, rng.integers(2, size=shape), actions_BxN)
-
-  def outputs_of(self, inputs_BxN: np.ndarray) -> np.ndarray:
-    batch_size, length = inputs_BxN.shape
-    rows_B = np.arange(batch_size)
-    stacks_BxM = np.zeros((batch_size, length + 1), int)
-    sizes_B = np.zeros(batch_size, int)
-    # Bits of the initial stack are pushed like those of actions.
-    for token_B in np.ascontiguousarray(inputs_BxN.T):
-      # A pop also writes, but above the top, where nothing is read.
-      stacks_BxM[rows_B, sizes_B] = token_B % 3
-      sizes_B = np.where(token_B == 2, np.maximum(sizes_B - 1, 0), sizes_B + 1)
-    from_top_BxM = sizes_B[:, None] - 1 - np.arange(length + 1)[None]
-    bits_BxM = np.take_along_axis(
-        stacks_BxM, np.maximum(from_top_BxM, 0), axis=1
-    )
-    return terminated(bits_BxM, sizes_B)
-
-  def is_scored(self, outputs_BxM: np.ndarray) -> np.ndarray:
-    return up_to_terminator(outputs_BxM)
+  batch_size, length = inputs_BxN.shape
+  rows_B = np.arange(batch_size)
+  stacks_BxM = np.zeros((batch_size, length + 1), int)
+  sizes_B = np.zeros(batch_size, int)
+  # Bits of the initial stack are pushed like those of actions.
+  for token_B in np.ascontiguousarray(inputs_BxN.T):
+    # A pop also writes, but above the top, where nothing is read.
+    stacks_BxM[rows_B, sizes_B] = token_B % 3
+    sizes_B = np.where(token_B == 2, np.maximum(sizes_B - 1, 0), sizes_B + 1)
+  from_top_BxM = sizes_B[:, None] - 1 - np.arange(length + 1)[None]
+  bits_BxM = np.take_along_axis(stacks_BxM, np.maximum(from_top_BxM, 0), axis=1)
+  return terminated(bits_BxM, sizes_B)
 
 
-class ReverseString(FunctionTask):
-  """A bit string in reverse.
+def reverse_string(inputs_BxN: np.ndarray) -> np.ndarray:
+  """Reverse String: a bit string in reverse.
 
   y_i = x_{n+1-i}, n outputs.
 
-  Source: Deletang et al. 2023 (arXiv 2207.02098), "Reverse String".
-
   Chance: bits are fair.
   """
-
-  num_inputs = 2
-  num_outputs = 2
-  chance = 0.5
-
-  def output_length(self, length: int) -> int:
-    return length
-
-  def outputs_of(self, inputs_BxN: np.ndarray) -> np.ndarray:
-    return inputs_BxN[:, ::-1]
+  return inputs_BxN[:, ::-1]
 
 
 def random_expressions(
@@ -173,21 +146,15 @@ def _fill(
 
 
 class ModularArithmeticBrackets(TransductionTask):
-  """The value modulo 5 of an expression with brackets.
+  """Modular Arithmetic: the value modulo 5 of an expression with brackets.
 
   Expressions come from `random_expressions` with + 5, - 6, * 7,
   ( 8 and ) 9; one output token. Id 10 is reserved for equations in the
   released code and never occurs.
 
-  Source: Deletang et al. 2023 (arXiv 2207.02098), "Modular Arithmetic".
-
   Chance: the probability of 0, the most likely value, by the recursion over
   lengths, mean over lengths 41..500.
   """
-
-  num_inputs = MODULUS + 6
-  num_outputs = MODULUS
-  chance = 0.31
 
   def problems(
       self, rng: np.random.Generator, length: int, batch_size: int
@@ -197,7 +164,7 @@ class ModularArithmeticBrackets(TransductionTask):
 
 
 class SolveEquation(TransductionTask):
-  """The value of x in an equation modulo 5.
+  """Solve Equation: the value of x in an equation modulo 5.
 
   An expression of `random_expressions`, of length n - 2 and without
   *, has one digit replaced by x: the first at or cyclically after a uniform
@@ -205,14 +172,9 @@ class SolveEquation(TransductionTask):
   and = 10; the one output is the digit, which is unique. Problems with n below
   3 are zeros.
 
-  Source: Deletang et al. 2023 (arXiv 2207.02098), "Solve Equation".
-
-  Chance: digits are uniform, and the choice of digit does not depend on their values.
+  Chance: digits are uniform, and the choice of digit does not depend on their
+  values.
   """
-
-  num_inputs = MODULUS + 6
-  num_outputs = MODULUS
-  chance = 0.2
 
   def problems(
       self, rng: np.random.Generator, length: int, batch_size: int
@@ -235,8 +197,22 @@ class SolveEquation(TransductionTask):
 
 
 TASKS = {
-    "stack_manipulation": StackManipulation,
-    "reverse_string": ReverseString,
-    "modular_arithmetic_brackets": ModularArithmeticBrackets,
-    "solve_equation": SolveEquation,
+    "stack_manipulation": TransductionTask(
+        num_inputs=5,
+        num_outputs=3,
+        chance=0.496,
+        inputs=stacks_and_actions,
+        outputs_of=stack_manipulation,
+        output_length=lambda n: n + 1,
+        is_terminated=True,
+    ),
+    "reverse_string": bit_string_task(
+        outputs_of=reverse_string, output_length=lambda n: n
+    ),
+    "modular_arithmetic_brackets": ModularArithmeticBrackets(
+        num_inputs=MODULUS + 6, num_outputs=MODULUS, chance=0.31
+    ),
+    "solve_equation": SolveEquation(
+        num_inputs=MODULUS + 6, num_outputs=MODULUS, chance=0.2
+    ),
 }

@@ -4,7 +4,7 @@ Symbolic versions of the retrieval tasks for language models. They share a
 vocabulary, so a model trained on one can be evaluated on another.
 """
 
-from typing import ClassVar
+import dataclasses
 
 import numpy as np
 
@@ -22,6 +22,7 @@ KEYS = 12
 FILLERS = KEYS + _NUM_KEYS
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class NeedleTask(RecallTask):
   """Finds the digits of marked needles in uniform filler.
 
@@ -40,9 +41,9 @@ class NeedleTask(RecallTask):
   vocab_size = FILLERS + _NUM_FILLERS
   num_outputs = 10
   chance = 0.1
-  num_digits: ClassVar[int]
-  keys: ClassVar[int]
-  values: ClassVar[int] = 1
+  num_digits: int = 3
+  keys: int
+  values: int = 1
 
   @property
   def min_length(self) -> int:
@@ -82,11 +83,11 @@ class NeedleTask(RecallTask):
       raise ConfigError(f"depth={depth}: must be in 0..1.")
     shape = batch_size, self.row_length(length)
     num_fillers = length - self.min_length
-    asked, needles = self.values, max(1, self.keys) * self.values
+    queried, needles = self.values, max(1, self.keys) * self.values
     # Before sorting, the first needles are the queried ones.
     depths_BxN = rng.random((batch_size, needles))
     if depth is not None:
-      depths_BxN[:, :asked] = depth
+      depths_BxN[:, :queried] = depth
     order_BxN = depths_BxN.argsort(axis=1, kind="stable")
     depths_BxN = np.take_along_axis(depths_BxN, order_BxN, axis=1)
     before_BxN = np.minimum(depths_BxN * (num_fillers + 1), num_fillers)
@@ -100,7 +101,7 @@ class NeedleTask(RecallTask):
       needles_BxNxW[..., 1] = np.take_along_axis(
           keys_BxK, order_BxN // self.values, axis=1
       )
-    answers_BxA = digits_BxNxD[order_BxN < asked].reshape(batch_size, -1)
+    answers_BxA = digits_BxNxD[order_BxN < queried].reshape(batch_size, -1)
 
     tokens_BxT = rng.integers(FILLERS, self.vocab_size, shape)
     places_BxNxW = starts_BxN[..., None] + np.arange(self._needle_length)
@@ -120,50 +121,18 @@ class NeedleTask(RecallTask):
     return with_answers(tokens_BxT, places_A, answers_BxA)
 
 
-class Passkey(NeedleTask):
-  """One needle of five digits, no key.
-
-  Mohtashami and Jaggi 2023 (Landmark Attention, arXiv 2305.16300): a number
-  below 50,000 between repetitions of a neutral text.
-  """
-
-  num_digits = 5
-  keys = 0
-
-
-class NeedleSingle(NeedleTask):
-  """One needle with a key.
-
-  Hsieh et al. 2024 (RULER, arXiv 2404.06654), niah_single. Departure, for this
-  and the next two: 3 digits instead of 7, to fit short rows.
-  """
-
-  num_digits = 3
-  keys = 1
-
-
-class NeedleMultiKey(NeedleSingle):
-  """Four needles with different keys, one of which is queried.
-
-  niah_multikey of RULER (arXiv 2404.06654), which also has four.
-  """
-
-  keys = 4
-
-
-class NeedleMultiValue(NeedleSingle):
-  """Four needles with the same key, all queried.
-
-  niah_multivalue of RULER (arXiv 2404.06654), which also has four and accepts
-  answers in any order; here the order is that of the context.
-  """
-
-  values = 4
-
-
-TASKS: dict[str, type[Task]] = {
-    "passkey": Passkey,
-    "needle_single": NeedleSingle,
-    "needle_multi_key": NeedleMultiKey,
-    "needle_multi_value": NeedleMultiValue,
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        # Mohtashami and Jaggi 2023 (Landmark Attention, arXiv 2305.16300): a
+        # number below 50,000 between repetitions of a neutral text.
+        NeedleTask("passkey", num_digits=5, keys=0),
+        # Hsieh et al. 2024 (RULER, arXiv 2404.06654): niah_single, and its
+        # niah_multikey and niah_multivalue with four needles as there.
+        # Departures: 3 digits instead of 7, to fit short rows; niah_multivalue
+        # accepts answers in any order, here the order is that of the context.
+        NeedleTask("needle_single", keys=1),
+        NeedleTask("needle_multi_key", keys=4),
+        NeedleTask("needle_multi_value", keys=1, values=4),
+    )
 }

@@ -4,7 +4,7 @@ All are next-token predictions: the answer is expected at the token before its
 place.
 """
 
-from typing import ClassVar
+import dataclasses
 
 import numpy as np
 
@@ -12,8 +12,15 @@ from dape_jax.data.tasks.task import Examples, Task
 from dape_jax.errors import ConfigError
 
 
+@dataclasses.dataclass(frozen=True)
 class RecallTask(Task):
-  """A task that rejects lengths below `min_length`."""
+  """A task that rejects lengths below `min_length`.
+
+  Attributes:
+    name: its name in `TASKS`, for messages.
+  """
+
+  name: str
 
   def row_length(self, length: int) -> int:
     """Returns T, by default `length`.
@@ -23,7 +30,7 @@ class RecallTask(Task):
     """
     if length < self.min_length:
       raise ConfigError(
-          f"length={length} is too short for {type(self).__name__}; use at"
+          f"length={length} is too short for {self.name}; use at"
           f" least {self.min_length}."
       )
     return length
@@ -49,16 +56,18 @@ def with_answers(
   )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FlipFlop(RecallTask):
   """Flip-flop: a read returns the last written bit.
 
   A row is pairs (instruction, bit): the first instruction is write, the last is
   read, and the others are ignore with probability `ignored`, else write or read
-  with equal probability. Bits are uniform, except that the bit after a read is the
-  answer. Answers are expected at the read instructions.
+  with equal probability. Bits are uniform, except that the bit after a read is
+  the answer. Answers are expected at the read instructions.
 
-  Liu et al. 2023 (arXiv 2306.00946), FFL(0.8), their training distribution,
-  with rows of 512 tokens. An odd length gives a row of one token fewer.
+  FFL(`ignored`) of Liu et al. 2023 (arXiv 2306.00946), who train on FFL(0.8)
+  with rows of 512 tokens, and test on FFL(0.98), whose writes and reads are
+  rare, and FFL(0.1). An odd length gives a row of one token fewer.
 
   Attributes:
     ignored: probability of the instruction ignore.
@@ -68,8 +77,8 @@ class FlipFlop(RecallTask):
   num_outputs = 2
   chance = 0.5
   min_length = 4
-  variants = ("flip_flop_sparse",)
-  ignored: ClassVar[float] = 0.8
+  ignored: float
+  variants: tuple[str, ...] = ()
 
   # Ids after the two bits.
   WRITE, IGNORE, READ = 2, 3, 4
@@ -102,24 +111,13 @@ class FlipFlop(RecallTask):
     return Examples(tokens_BxT, targets_BxT, scored_BxT, scored_BxT)
 
 
-class FlipFlopSparse(FlipFlop):
-  """Flip-flop with rare writes and reads, the same vocabulary.
-
-  FFL(0.98) of Liu et al. 2023 (arXiv 2306.00946): the sparse one of the two
-  distributions they test on after training on FFL(0.8); the other is FFL(0.1).
-  """
-
-  variants = ()
-  ignored = 0.98
-
-
 class Copy(RecallTask):
   """A string, a separator, and a copy of the string, which is the answer.
 
   `length` symbols are uniform over 8. Answer i is expected at the separator for
-  i = 0, else at symbol i - 1 of the copy (teacher forcing); the last symbol of the
-  copy is omitted. After Jelassi et al. 2024 (arXiv 2402.01032), who copy strings
-  of letters.
+  i = 0, else at symbol i - 1 of the copy (teacher forcing); the last symbol of
+  the copy is omitted. After Jelassi et al. 2024 (arXiv 2402.01032), who copy
+  strings of letters.
   """
 
   vocab_size = 9
@@ -147,10 +145,10 @@ class Induction(RecallTask):
   """The token that followed the previous occurrence of the last token.
 
   `length` tokens, uniform over 16 ids, except that the last one has exactly one
-  earlier occurrence, at a uniform place, followed by a different id, which is the
-  answer. Induction heads are Olsson et al. 2022 (arXiv 2209.11895);
-  16 ids are Gu and Dao 2023 (arXiv 2312.00752), who train with 256 tokens.
-  Departure from them: any id may be the repeated one, not a special token.
+  earlier occurrence, at a uniform place, followed by a different id, which is
+  the answer. Induction heads are Olsson et al. 2022 (arXiv 2209.11895); 16 ids
+  are Gu and Dao 2023 (arXiv 2312.00752), who train with 256 tokens. Departure
+  from them: any id may be the repeated one, not a special token.
   """
 
   vocab_size = 16
@@ -176,10 +174,11 @@ class Mqar(RecallTask):
   """Multi-query associative recall: at each repeated key, its value.
 
   A row begins with P = max(1, length // 16) pairs (key, value), all different,
-  followed by blanks. Among the blanks each key occurs once more, at place 2 P + 2 (g - 1) with
-  g in 1..(length - 2 P) / 2 drawn without replacement and with probability
-  proportional to g^(0.01 - 1): the gaps of repeated word pairs in text follow
-  a power law. Answers are expected at these queries and are not fed back.
+  followed by blanks. Each key replaces one of the blanks, at place
+  2 P + 2 (g - 1) with g in 1..(length - 2 P) / 2 drawn without replacement and
+  with probability proportional to g^(0.01 - 1): the gaps of repeated word pairs
+  in text follow a power law. Answers are expected at these queries and are not
+  fed back.
 
   Arora et al. 2023 (Zoology, arXiv 2312.04927). P is theirs for 64, 128 and 256
   tokens, continued; at 512 they have 64 pairs. An odd length gives a row of one
@@ -235,10 +234,13 @@ def _interleave(even_BxP: np.ndarray, odd_BxP: np.ndarray | int) -> np.ndarray:
   return pairs.reshape(len(even_BxP), -1)
 
 
-TASKS: dict[str, type[Task]] = {
-    "flip_flop": FlipFlop,
-    "flip_flop_sparse": FlipFlopSparse,
-    "copy": Copy,
-    "induction": Induction,
-    "mqar": Mqar,
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        FlipFlop("flip_flop", ignored=0.8, variants=("flip_flop_sparse",)),
+        FlipFlop("flip_flop_sparse", ignored=0.98),
+        Copy("copy"),
+        Induction("induction"),
+        Mqar("mqar"),
+    )
 }

@@ -26,8 +26,8 @@ def make_tokenizer(
 
   Args:
     name: "bytes" or a path: Hugging Face's tokenizer.json (any name ending in
-      .json), GPT-2's encoder.json next to vocab.bpe, sentencepiece's *.model, or
-      *.tiktoken with a name that ends with its pattern, such as
+      .json), GPT-2's encoder.json next to vocab.bpe, sentencepiece's *.model,
+      or *.tiktoken with a name that ends with its pattern, such as
       cl100k_base.tiktoken.
     field: name of the setting, for messages.
 

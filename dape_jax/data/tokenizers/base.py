@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,9 @@ class Tokenizer(abc.ABC):
   """Turns bytes into ids and ids into bytes.
 
   Bits per byte count the bytes that the scored tokens decode to, which are the
-  bytes of the text if the tokenizer is byte-level. A tokenizer that normalizes, or
-  maps unknown text to an id (U+FFFD), loses text: it logs a warning once, and
-  bits per byte then refer to the decoded text.
+  bytes of the text if the tokenizer is byte-level. A tokenizer that normalizes,
+  or maps unknown text to an id (U+FFFD), loses text: it logs a warning once,
+  and bits per byte then refer to the decoded text.
 
   Attributes:
     name: short name of letters, digits, "_", "." and "-".
@@ -90,7 +90,7 @@ class Tokenizer(abc.ABC):
 
   @abc.abstractmethod
   def encode_batch(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-    """Returns the ids of each text; see `encode`. Uses all cores if possible."""
+    """Returns the ids of each text; see `encode`. Uses all cores."""
 
   def decode(self, ids: npt.ArrayLike) -> bytes:
     """Returns the bytes of `ids`; special tokens decode to nothing.
@@ -144,6 +144,48 @@ class ByteTokenizer(Tokenizer):
     return [np.frombuffer(t, np.uint8).astype(self.dtype) for t in texts]
 
 
+@functools.cache
+def _warn_once(message: str) -> None:
+  logging.warning(message)
+
+
+class TextTokenizer(Tokenizer):
+  """A tokenizer of UTF-8 text, from an optional package."""
+
+  def __init__(
+      self,
+      encode: Callable[[list[str]], Iterable[Sequence[int]]],
+      files: Sequence[pathlib.Path],
+      pieces: Sequence[bytes],
+      **special: int | None,
+  ):
+    """Initializes; warns once if decoding does not reproduce the text.
+
+    Args:
+      encode: returns the ids of each text.
+      files, pieces, **special: see `Tokenizer`.
+    """
+    super().__init__(files, pieces, **special)
+    self._encode = encode
+    back = self.decode(self.encode(_PROBE.encode()))
+    if back != _PROBE.encode():
+      _warn_once(
+          f"Tokenizer {self.files[0]} changes text: {_PROBE!r} decodes to"
+          f" {back.decode(errors='replace')!r}. Bits per byte will refer to the"
+          " decoded text."
+      )
+
+  def encode_batch(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+    try:
+      strings = [text.decode() for text in texts]
+    except UnicodeDecodeError as error:
+      raise ConfigError(
+          f"the text is not UTF-8 (byte {error.start}), which this tokenizer"
+          ' needs: fix it, or use "bytes", which accepts any text.'
+      ) from error
+    return [np.array(ids, self.dtype) for ids in self._encode(strings)]
+
+
 def package(name: str) -> Any:
   """Imports and returns an optional package.
 
@@ -156,34 +198,3 @@ def package(name: str) -> Any:
     raise ConfigError(
         f"needs the package {name}: pip install 'dape_jax[tokenizers]'."
     ) from error
-
-
-def strings(texts: Sequence[bytes]) -> list[str]:
-  """Returns the texts as strings.
-
-  Raises:
-    ConfigError: a text is not UTF-8.
-  """
-  try:
-    return [text.decode() for text in texts]
-  except UnicodeDecodeError as error:
-    raise ConfigError(
-        f"the text is not UTF-8 (byte {error.start}), which this tokenizer"
-        ' needs: fix it, or use "bytes", which accepts any text.'
-    ) from error
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-  logging.warning(message)
-
-
-def warn_if_lossy(tokenizer: Tokenizer) -> None:
-  """Warns once if a tokenizer does not reproduce the text it encodes."""
-  back = tokenizer.decode(tokenizer.encode(_PROBE.encode()))
-  if back != _PROBE.encode():
-    _warn_once(
-        f"Tokenizer {tokenizer.files[0]} changes text: {_PROBE!r} decodes to"
-        f" {back.decode(errors='replace')!r}. Bits per byte will refer to the"
-        " decoded text."
-    )

@@ -1,19 +1,12 @@
-"""Reads Hugging Face's tokenizer.json and GPT-2's encoder.json with vocab.bpe."""
+"""Reads tokenizer.json, and GPT-2's encoder.json with vocab.bpe."""
 
 import json
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from dape_jax.data.tokenizers.base import (
-    Tokenizer,
-    package,
-    strings,
-    warn_if_lossy,
-)
+from dape_jax.data.tokenizers.base import TextTokenizer, Tokenizer, package
 from dape_jax.errors import ConfigError
 
 # The file does not record the roles of its special tokens.
@@ -37,54 +30,48 @@ def byte_letters() -> dict[str, int]:
   return letters | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-class HuggingFaceTokenizer(Tokenizer):
-  """A tokenizer from the package tokenizers."""
+def _tokenizer(
+    tokenizer: Any, files: Sequence[pathlib.Path], unknown: str | None
+) -> Tokenizer:
+  """Returns the tokenizer of a `tokenizers.Tokenizer`.
 
-  def __init__(
-      self, tokenizer: Any, files: Sequence[pathlib.Path], unknown: str | None
-  ):
-    """Initializes.
+  Args:
+    tokenizer: `tokenizers.Tokenizer`.
+    files: the files it was read from.
+    unknown: token for text that the vocabulary lacks.
 
-    Args:
-      tokenizer: `tokenizers.Tokenizer`.
-      files: the files it was read from.
-      unknown: token for text that the vocabulary lacks.
-
-    Raises:
-      ConfigError: it has no end-of-document token, or an unsupported decoder.
-    """
-    # Not saved in the file. Without it, "<|endoftext|>" in a text becomes EOS.
-    tokenizer.encode_special_tokens = True
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    self._tokenizer = tokenizer
-    added = tokenizer.get_added_tokens_decoder()
-    special = {t.content: i for i, t in added.items() if t.special}
-    eos = _first(special, _EOS)
-    if eos is None:
-      raise ConfigError(
-          "has no special token that ends a document; add one of"
-          f" {', '.join(_EOS)}."
-      )
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    pieces = [b""] * (max(vocabulary.values()) + 1)
-    to_bytes = _piece_bytes(_decoders(tokenizer))
-    for token, i in vocabulary.items():
-      if i in added:
-        pieces[i] = b"" if added[i].special else token.encode()
-      elif token == unknown:
-        pieces[i] = _UNKNOWN
-      else:
-        pieces[i] = to_bytes(token)
-    bos, pad = _first(special, _BOS), _first(special, _PAD)
-    super().__init__(files, pieces, eos=eos, bos=bos, pad=pad)
-    warn_if_lossy(self)
-
-  def encode_batch(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-    encodings = self._tokenizer.encode_batch_fast(
-        strings(texts), add_special_tokens=False
+  Raises:
+    ConfigError: it has no end-of-document token, or an unsupported decoder.
+  """
+  # Not saved in the file. Without it, "<|endoftext|>" in a text becomes EOS.
+  tokenizer.encode_special_tokens = True
+  tokenizer.no_truncation()
+  tokenizer.no_padding()
+  added = tokenizer.get_added_tokens_decoder()
+  special = {t.content: i for i, t in added.items() if t.special}
+  eos = _first(special, _EOS)
+  if eos is None:
+    raise ConfigError(
+        "has no special token that ends a document; add one of"
+        f" {', '.join(_EOS)}."
     )
-    return [np.array(encoding.ids, self.dtype) for encoding in encodings]
+  vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+  pieces = [b""] * (max(vocabulary.values()) + 1)
+  to_bytes = _piece_bytes(_decoders(tokenizer))
+  for token, i in vocabulary.items():
+    if i in added:
+      pieces[i] = b"" if added[i].special else token.encode()
+    elif token == unknown:
+      pieces[i] = _UNKNOWN
+    else:
+      pieces[i] = to_bytes(token)
+
+  def encode(texts: list[str]) -> Iterator[list[int]]:
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return (encoding.ids for encoding in encodings)
+
+  bos, pad = _first(special, _BOS), _first(special, _PAD)
+  return TextTokenizer(encode, files, pieces, eos=eos, bos=bos, pad=pad)
 
 
 def _first(special: dict[str, int], names: Sequence[str]) -> int | None:
@@ -138,7 +125,7 @@ def read(path: pathlib.Path) -> Tokenizer:
   except Exception as error:  # The package raises nothing narrower.
     raise ConfigError(f"is not a valid tokenizer.json ({error}).") from error
   unknown = json.loads(tokenizer.to_str())["model"].get("unk_token")
-  return HuggingFaceTokenizer(tokenizer, [path], unknown)
+  return _tokenizer(tokenizer, [path], unknown)
 
 
 def _read_gpt2(path: pathlib.Path, tokenizers: Any) -> Tokenizer:
@@ -156,4 +143,4 @@ def _read_gpt2(path: pathlib.Path, tokenizers: Any) -> Tokenizer:
   tokenizer.decoder = tokenizers.decoders.ByteLevel()
   if tokenizer.token_to_id(_EOS[0]) is not None:
     tokenizer.add_special_tokens([_EOS[0]])
-  return HuggingFaceTokenizer(tokenizer, [path, merges], None)
+  return _tokenizer(tokenizer, [path, merges], None)

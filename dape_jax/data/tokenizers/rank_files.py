@@ -1,14 +1,12 @@
 """Reads tiktoken's rank files, *.tiktoken."""
 
 import base64
+import functools
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
-from dape_jax.data.tokenizers.base import Tokenizer, package, strings
+from dape_jax.data.tokenizers.base import TextTokenizer, Tokenizer, package
 from dape_jax.errors import ConfigError, did_you_mean
 
 
@@ -39,28 +37,6 @@ _PATTERNS = {
         1,
     ),
 }
-
-
-class RankFileTokenizer(Tokenizer):
-  """A byte-level tokenizer from the package tiktoken."""
-
-  def __init__(self, encoding: Any, pieces: Sequence[bytes], path, eos: int):
-    """Initializes.
-
-    Args:
-      encoding: `tiktoken.Encoding`.
-      pieces: bytes of each id.
-      path: the file it was read from.
-      eos: id of <|endoftext|>.
-    """
-    self._encoding = encoding
-    super().__init__([path], pieces, eos=eos)
-
-  def encode_batch(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-    ids = self._encoding.encode_ordinary_batch(
-        strings(texts), num_threads=os.cpu_count() or 1
-    )
-    return [np.array(row, self.dtype) for row in ids]
 
 
 def _read_ranks(path: pathlib.Path) -> dict[bytes, int]:
@@ -107,4 +83,7 @@ def read(path: pathlib.Path) -> Tokenizer:
       mergeable_ranks=ranks,
       special_tokens={"<|endoftext|>": eos},
   )
-  return RankFileTokenizer(encoding, pieces, path, eos)
+  encode = functools.partial(
+      encoding.encode_ordinary_batch, num_threads=os.cpu_count() or 1
+  )
+  return TextTokenizer(encode, [path], pieces, eos=eos)

@@ -113,7 +113,7 @@ class Handmade(tasks.Task):
 
 @pytest.fixture
 def handmade(monkeypatch):
-  monkeypatch.setitem(tasks.TASKS, "handmade", Handmade)
+  monkeypatch.setitem(tasks.TASKS, "handmade", Handmade())
 
 
 def test_answers_are_weighted_by_place(handmade):
