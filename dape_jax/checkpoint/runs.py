@@ -76,8 +76,8 @@ def load_params(run: Run) -> Any:
     )
   if int(bit_checksum(params)) != run.checksum:
     raise ConfigError(
-        f"{run.checkpoint}: the parameters changed during evaluation, probably by"
-        " another training run; rerun the command when that has ended."
+        f"{run.checkpoint}: the parameters changed during evaluation, probably"
+        " by another training run; rerun the command when that has ended."
     )
   return params
 
@@ -92,7 +92,8 @@ def check_reads_text(run: Run, instead: str) -> None:
   """Checks that a run was trained on text.
 
   Raises:
-    ConfigError: it was trained on a generated task; the message ends with `instead`.
+    ConfigError: it was trained on a generated task; the message ends with
+      `instead`.
   """
   if isinstance(run.config.data, TaskConfig):
     raise ConfigError(
@@ -125,17 +126,18 @@ def run_names(runs: Sequence[Run]) -> list[str]:
     *parents, name = run.workdir.parts
     if workdirs[run.workdir] > 1:
       name += f"@{run.step}"
-    parts.append(tuple(_printable(part) for part in (*parents, name)))
+    parts.append(
+        tuple(
+            "".join(c if c.isprintable() else "?" for c in part)
+            for part in (*parents, name)
+        )
+    )
   for depth in range(1, max(map(len, parts)) + 1):
     names = ["/".join(p[-depth:]) for p in parts]
     if len(set(names)) == len(runs) and "crop" not in names:
       return names
   twice = collections.Counter(parts).most_common(1)[0][0]
   raise ConfigError(f"--compare: {'/'.join(twice[1:])} is given twice.")
-
-
-def _printable(name: str) -> str:
-  return "".join(c if c.isprintable() else "?" for c in name)
 
 
 def load_tokenizer(run: Run) -> data.Tokenizer:

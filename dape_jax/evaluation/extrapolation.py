@@ -1,7 +1,5 @@
-"""Evaluates runs on the same tokens; an interrupted evaluation resumes."""
+"""Evaluates runs on the same tokens; rerun the command to resume."""
 
-import collections
-import dataclasses
 import hashlib
 import pathlib
 import resource
@@ -23,42 +21,10 @@ from dape_jax.checkpoint.runs import (
 )
 from dape_jax.errors import ConfigError
 from dape_jax.evaluation import results
-from dape_jax.evaluation.reading import make_plan
-from dape_jax.evaluation.run_reader import RowFiles, RunReader
+from dape_jax.evaluation.evaluator import Evaluator, RowFiles, Settings
+from dape_jax.evaluation.scoring import make_plan
 from dape_jax.evaluation.tasks.prompts import make_prompt
 from dape_jax.models.layer_encodings import check_positions
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  """Settings of an evaluation.
-
-  Attributes:
-    lengths: context lengths, increasing.
-    protocol: a name in `protocols.PROTOCOLS`.
-    stride: for protocol "sliding"; None means a quarter of each length.
-    max_regions: maximum number of regions of the longest length.
-    split: of the corpus.
-    data_dir, source: see `runs.load_corpus_of`.
-    texts: files to evaluate instead of the corpus, see `open_texts`.
-    retrieval: names in `prompts.TASKS`, evaluated at the same lengths.
-    retrieval_samples: texts for each length and depth.
-    batch_size: texts per batch; 0 means as many as fit in memory.
-    chunk: tokens per step.
-  """
-
-  lengths: Sequence[int]
-  protocol: str = "last256"
-  stride: int | None = None
-  max_regions: int = 32
-  split: str = "test"
-  data_dir: str = ""
-  source: str = ""
-  texts: Sequence[str] = ()
-  retrieval: Sequence[str] = ()
-  retrieval_samples: int = 20
-  batch_size: int = 0
-  chunk: int = 512
 
 
 def check_runs(runs: Sequence[Run], lengths: Sequence[int]) -> None:
@@ -121,7 +87,8 @@ def open_texts(
   Raises:
     ConfigError: a file is missing, empty or too short, or two are identical.
   """
-  documents, hashes = [], []
+  documents: list[np.ndarray] = []
+  paths_by_hash: dict[str, str] = {}
   for path in paths:
     try:
       text = pathlib.Path(path).expanduser().read_bytes()
@@ -137,18 +104,18 @@ def open_texts(
           f"--text={path} has {allowed} tokens, too few for"
           f" --lengths={longest}; {fix}."
       )
+    digest = hashlib.sha256(text).hexdigest()
+    if digest in paths_by_hash:
+      raise ConfigError(
+          f"--text: {paths_by_hash[digest]} and {path} are the same text, which"
+          " would count twice; leave one out."
+      )
+    paths_by_hash[digest] = path
     documents.append(tokens)
-    hashes.append(hashlib.sha256(text).hexdigest())
-  [(most, count)] = collections.Counter(hashes).most_common(1)
-  if count > 1:
-    first, second, *_ = (p for p, h in zip(paths, hashes) if h == most)
-    raise ConfigError(
-        f"--text: {first} and {second} are the same text, which would count"
-        " twice; leave one out."
-    )
+  contents = "".join(paths_by_hash)
   return data.Split(
       split_name="text",
-      fingerprint=hashlib.sha256("".join(hashes).encode()).hexdigest()[:16],
+      fingerprint=hashlib.sha256(contents.encode()).hexdigest()[:16],
       tokens=np.concatenate(documents),
       starts=np.cumsum([0, *map(len, documents)]),
       name_of=paths.__getitem__,
@@ -169,7 +136,7 @@ def evaluate_runs(
     Results in the schema of `report.results_file`.
 
   Raises:
-    ConfigError: see `check_runs`, `open_split` and `reading.make_plan`.
+    ConfigError: see `check_runs`, `open_split` and `scoring.make_plan`.
   """
   check_runs(runs, settings.lengths)
   split, tokenizer = open_split(runs, settings)
@@ -184,22 +151,10 @@ def evaluate_runs(
       max_regions=settings.max_regions,
   )
   num_bytes = sum(int(tokenizer.num_bytes(t).sum()) for t in plan.targets)
-  reader = RunReader(
-      plan,
-      tokenizer,
-      RowFiles(folder / "rows"),
-      batch_size=settings.batch_size,
-      chunk=settings.chunk,
-  )
+  evaluator = Evaluator(plan, tokenizer, RowFiles(folder / "rows"), settings)
   entries = []
   for name, run in zip(run_names(runs), runs, strict=True):
-    readings, retrieval = reader.read(
-        name,
-        run,
-        settings.retrieval,
-        settings.lengths,
-        settings.retrieval_samples,
-    )
+    scores, retrieval = evaluator.evaluate(name, run)
     entries.append(
         {
             "name": name,
@@ -209,10 +164,10 @@ def evaluate_runs(
             "step": run.step,
             "seed": run.config.seed,
             "rows": [
-                results.make_row(length, readings[length], plan, num_bytes)
+                results.make_row(length, scores[length], plan, num_bytes)
                 for length in plan.lengths
             ],
-            "positions": readings[plan.lengths[-1]]["positions"],
+            "positions": scores[plan.lengths[-1]]["positions"],
             "retrieval": retrieval,
         }
     )

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import psutil
 
+from dape_jax.attention.cache import next_power_of_two
 from dape_jax.evaluation.perplexity import chunk_for
 
 # Share of the free memory to use; the rest is left for other allocations.
@@ -37,26 +38,11 @@ def free_host_bytes(group: str = "/sys/fs/cgroup") -> int:
     limit = int((group / "memory.max").read_text())
     used = int((group / "memory.current").read_text())
     # The kernel evicts cached files on demand.
-    used -= _field(group / "memory.stat", "inactive_file")
+    stat = (group / "memory.stat").read_text().splitlines()
+    used -= int(dict(map(str.split, stat))["inactive_file"])
   except (OSError, LookupError, ValueError):  # No limit: "max".
     return available
   return max(0, min(available, limit - used))
-
-
-def _field(path: pathlib.Path, name: str) -> int:
-  for line in path.read_text().splitlines():
-    key, value, *_ = line.split()
-    if key == name:
-      return int(value)
-  raise LookupError(name)
-
-
-def cache_capacity(longest: int, chunk: int) -> int:
-  """Returns the cache capacity at the end of a text."""
-  capacity = chunk
-  while capacity < longest:
-    capacity *= 2
-  return capacity
 
 
 def step_bytes(
@@ -90,14 +76,14 @@ def step_bytes(
 class BatchSize:
   """Chooses the number of texts per batch."""
 
-  def __init__(self, asked: int, chunk: int):
+  def __init__(self, requested: int, chunk: int):
     """Initializes the chooser.
 
     Args:
-      asked: the batch size; 0 means as many as fit.
+      requested: the batch size; 0 means the largest that fits.
       chunk: maximum tokens per step.
     """
-    self._asked = asked
+    self._requested = requested
     self._chunk = chunk
     self._measured: dict[Any, int] = {}
 
@@ -116,10 +102,12 @@ class BatchSize:
       longest: tokens of the longest text.
       num_texts: number of texts.
     """
-    if self._asked or num_texts <= 1:
-      return max(1, min(self._asked or 1, num_texts))
+    if self._requested or num_texts <= 1:
+      return max(1, min(self._requested or 1, num_texts))
     chunk = chunk_for(longest, self._chunk)
-    key = (model, chunk, cache_capacity(longest, chunk))
+    # The cache starts at one chunk and doubles.
+    capacity = chunk * next_power_of_two(-(-longest // chunk))
+    key = (model, chunk, capacity)
     free = int(FRACTION * free_bytes())
     # Measuring compiles the step, so reuse measurements of longer texts, which
     # are upper bounds.

@@ -1,8 +1,8 @@
 """Negative log-likelihood of segments under a language model.
 
-Segments are processed in chunks through the key/value cache, so memory is linear
-in the length, not quadratic. The cache starts small and doubles its capacity as
-it fills, which keeps early chunks cheap.
+Segments are processed in chunks through the key/value cache, so memory is
+linear in the length, not quadratic. The cache starts small and doubles its
+capacity as it fills, which keeps early chunks cheap.
 """
 
 import functools
@@ -74,7 +74,7 @@ def make_segment_scores(
     step: from `make_step(model)`, to share its compiled programs.
 
   Returns:
-    `segment_scores(params, token_rows, lengths, scored, chunk)`, see there.
+    `segment_scores(params, token_rows, lengths, scored, chunk)`, see below.
   """
   step = make_step(model) if step is None else step
 
@@ -153,6 +153,41 @@ def chunk_for(longest: int, chunk: int) -> int:
   return min(chunk, next_power_of_two(longest))
 
 
+def score_texts(
+    segment_scores: Callable[..., list[TokenScores]],
+    params: Any,
+    texts: Sequence[tuple[np.ndarray, int]],
+    *,
+    batch_size: int,
+    chunk: int,
+) -> list[TokenScores]:
+  """Returns the scores of each text, in batches.
+
+  Args:
+    segment_scores: from `make_segment_scores`.
+    params: the model's parameters.
+    texts: pairs of token ids [length + 1] and the number of final targets to
+      score; texts of similar length next to each other waste least.
+    batch_size: maximum texts per batch.
+    chunk: maximum tokens per step.
+  """
+  rows = min(batch_size, len(texts))
+  scores = []
+  for first in range(0, len(texts), rows or 1):
+    batch = texts[first : first + rows]
+    longest = max(len(tokens) for tokens, _ in batch) - 1
+    # A different number of rows would compile another program.
+    token_rows = np.zeros((rows, longest + 1), np.int32)
+    lengths, scored = [0] * rows, [0] * rows
+    for row, (tokens, num_scored) in enumerate(batch):
+      token_rows[row, : len(tokens)] = tokens
+      lengths[row], scored[row] = len(tokens) - 1, num_scored
+    scores += segment_scores(
+        params, token_rows, lengths, scored, chunk_for(longest, chunk)
+    )[: len(batch)]
+  return scores
+
+
 def score_segments(
     segment_scores: Callable[..., list[TokenScores]],
     params: Any,
@@ -161,45 +196,22 @@ def score_segments(
     *,
     batch_size: int,
     chunk: int,
-    on_tokens: Callable[[int], Any] = lambda tokens: None,
 ) -> dict[Segment, np.ndarray]:
-  """Returns the nats of each distinct segment, scored in batches.
+  """Returns the nats of each distinct segment, float32 [segment.scored].
 
   Args:
-    segment_scores: from `make_segment_scores`.
-    params: the model's parameters.
+    segment_scores, params, batch_size, chunk: see `score_texts`.
     split: of a `data.Corpus`: `.tokens` and `.starts`.
     segments: what to score; duplicates are scored once.
-    batch_size: maximum segments per batch.
-    chunk: maximum tokens per step.
-    on_tokens: called with the number of tokens just processed.
-
-  Returns:
-    {segment: float32 nats [segment.scored]}.
   """
   ordered = sorted(set(segments), key=lambda s: (s.length, s))
-  rows = min(batch_size, len(ordered))
-  nats = {}
-  for first in range(0, len(ordered), rows or 1):
-    batch = ordered[first : first + rows]
-    longest = batch[-1].length
-    # A different number of rows would compile another program.
-    token_rows = np.zeros((rows, longest + 1), np.int32)
-    for row, segment in zip(token_rows, batch):
-      row[: segment.length + 1] = segment_tokens(
-          split, segment, 0, segment.length + 1
-      )
-    empty_rows = [0] * (rows - len(batch))
-    results = segment_scores(
-        params,
-        token_rows,
-        [s.length for s in batch] + empty_rows,
-        [s.scored for s in batch] + empty_rows,
-        chunk_for(longest, chunk),
-        on_tokens,
-    )
-    nats.update((s, scores.nats) for s, scores in zip(batch, results))
-  return nats
+  texts = [
+      (segment_tokens(split, s, 0, s.length + 1), s.scored) for s in ordered
+  ]
+  scores = score_texts(
+      segment_scores, params, texts, batch_size=batch_size, chunk=chunk
+  )
+  return {s: score.nats for s, score in zip(ordered, scores, strict=True)}
 
 
 def perplexity(nats: float, num_tokens: int) -> float:

@@ -47,7 +47,7 @@ def last256(region: Region, length: int) -> list[Segment]:
   inputs that end there. Departure from the paper, which scores min(256,
   length) targets: here all lengths score the same block, short lengths in
   several segments. The earliest sub-block may be smaller; it keeps `length`
-  inputs of context, or as many as the document has before it.
+  inputs of context, or all inputs that the document has before it.
 
   Args:
     region: what to score.
@@ -120,25 +120,12 @@ def sliding(
   return _windows(Segment(*region, region.length), length, stride)
 
 
-def positionwise(region: Region, length: int) -> list[Segment]:
-  """Scores a region in one pass (KERPLE, arXiv 2205.09921, figures 5, 7).
-
-  The loss is reported per bucket of positions, see `position_edges`.
-
-  Args:
-    region: what to score.
-    length: of the region.
-
-  Returns:
-    One segment.
-  """
-  return all_positions(region, length)
-
-
 def position_edges(lengths: Sequence[int]) -> list[int]:
-  """Returns the edges of the position buckets; the last is the longest length.
+  """Returns the edges of the position buckets of protocol "positionwise".
 
-  Buckets begin at 0, at powers of two and at the given lengths.
+  It scores each region in one pass and reports the loss per bucket of positions
+  (KERPLE, arXiv 2205.09921, figures 5, 7). Buckets begin at 0, at powers of two
+  and at the given lengths; the last ends at the longest length.
   """
   longest = max(lengths)
   powers = {1 << i for i in range(longest.bit_length())}
@@ -149,7 +136,7 @@ PROTOCOLS: dict[str, Protocol] = {
     "last256": last256,
     "all": all_positions,
     "sliding": sliding,
-    "positionwise": positionwise,
+    "positionwise": all_positions,  # In one segment, see `position_edges`.
 }
 
 
@@ -189,8 +176,8 @@ def crop(segment: Segment, train_length: int) -> list[Segment]:
   `quarter(train_length)`. The first scores all of its targets that the segment
   scores, later ones the last `stride`: a target at offset i of the segment
   sees min(i + 1, between train_length - stride + 1 and train_length) tokens. A
-  model that extrapolates beyond its training length must beat this (DroPE, arXiv
-  2512.12167).
+  model that extrapolates beyond its training length must beat this (DroPE,
+  arXiv 2512.12167).
 
   Args:
     segment: whose targets are scored.

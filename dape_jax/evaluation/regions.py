@@ -48,7 +48,7 @@ def parse_lengths(text: str) -> list[int]:
   for item in (item.strip() for item in text.split(",")):
     if item == "...":
       if not lengths or doubling:
-        raise wrong('"..." stands between two lengths')
+        raise wrong('"..." must be between two lengths')
       doubling = True
       continue
     try:
@@ -68,7 +68,7 @@ def parse_lengths(text: str) -> list[int]:
       doubling = False
     lengths.append(length)
   if doubling:
-    raise wrong('"..." stands between two lengths')
+    raise wrong('"..." must be between two lengths')
   return lengths
 
 

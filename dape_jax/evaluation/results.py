@@ -1,7 +1,7 @@
 """The numbers of results.json, from the nats of each document.
 
-The schema is in `report.results_file`. Everything here is
-recomputed from the cached nats on every evaluation.
+The schema is in `report.results_file`. Every evaluation recomputes these
+numbers from the cached nats.
 """
 
 import collections
@@ -15,18 +15,18 @@ import numpy as np
 from dape_jax.config import ExperimentConfig
 from dape_jax.config.dicts import experiment_to_dict
 from dape_jax.evaluation.perplexity import bits_per_byte, perplexity
-from dape_jax.evaluation.reading import Plan
+from dape_jax.evaluation.scoring import Plan
 from dape_jax.evaluation.significance import bootstrap_mean, sign_flip_p_value
 
 
 def make_row(
-    length: int, reading: dict[str, Any], plan: Plan, num_bytes: int
+    length: int, scores: dict[str, Any], plan: Plan, num_bytes: int
 ) -> dict[str, Any]:
   """Returns one run's row of results at one length.
 
   Args:
     length: context length.
-    reading: see `reading.read_lengths`.
+    scores: see `scoring.score_lengths`.
     plan: what was scored.
     num_bytes: bytes of text in the scored tokens.
   """
@@ -39,10 +39,10 @@ def make_row(
       "tokens": sum(tokens),
       "bytes": num_bytes,
       "document_tokens": tokens,
-      "seconds": reading["seconds"],
+      "seconds": scores["seconds"],
   }
   for prefix in ("", "crop_"):
-    document_nats = reading[f"{prefix}document_nats"]
+    document_nats = scores[f"{prefix}document_nats"]
     nats = float(np.sum(document_nats, dtype=np.float64))
     interval = bootstrap_mean(document_nats, tokens)
     low, high = interval or (None, None)
@@ -52,7 +52,7 @@ def make_row(
         f"{prefix}perplexity_low": interval and perplexity(low, 1),
         f"{prefix}perplexity_high": interval and perplexity(high, 1),
         f"{prefix}bits_per_byte": bits_per_byte(nats, num_bytes),
-        f"{prefix}non_finite_tokens": reading[f"{prefix}non_finite_tokens"],
+        f"{prefix}non_finite_tokens": scores[f"{prefix}non_finite_tokens"],
         f"{prefix}document_nats": document_nats,
     }
   return row
@@ -136,12 +136,12 @@ def make_comparisons(
       of_runs = [runs_by_name[n]["rows"][index][field] for n in group["runs"]]
       return np.mean(of_runs, axis=0, dtype=np.float64)
 
-    read = [document_nats(group, "document_nats") for group in groups]
+    full = [document_nats(group, "document_nats") for group in groups]
     cropped = [document_nats(group, "crop_document_nats") for group in groups]
     names = [group["name"] for group in groups]
     pairs = [
-        *itertools.combinations(zip(names, read), 2),
-        *zip(zip(names, read), (("crop", nats) for nats in cropped)),
+        *itertools.combinations(zip(names, full), 2),
+        *zip(zip(names, full), (("crop", nats) for nats in cropped)),
     ]
     for (a, a_nats), (b, b_nats) in pairs:
       with np.errstate(invalid="ignore"):  # inf - inf

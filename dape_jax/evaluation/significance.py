@@ -12,7 +12,7 @@ _RESAMPLES = 10_000
 _FLIPS = 10_000
 # Samples per block, to bound memory with thousands of documents.
 _BLOCK = 500
-# 2^16 sign vectors are enumerated; more documents are sampled.
+# With up to 16 documents all sign vectors are enumerated, else sampled.
 _MAX_EXACT = 16
 # Fixed, so that the same inputs give the same statistics.
 _SEED = 0
@@ -55,8 +55,9 @@ def sign_flip_p_value(differences: npt.ArrayLike) -> float:
   Under the null hypothesis the two scores of a document are exchangeable, so
   each difference has either sign with the same probability (Fisher 1935,
   The Design of Experiments, section 21). The statistic is |total difference|.
-  With up to 16 documents, all 2^D sign vectors are enumerated. With more, 10,000
-  are sampled and p = (1 + count) / (1 + 10,000), which counts the observed one (Phipson and Smyth 2010, arXiv 1603.05766).
+  With up to 16 documents, all 2^D sign vectors are enumerated. With more,
+  10,000 are sampled and p = (1 + count) / (1 + 10,000), which counts the
+  observed one (Phipson and Smyth 2010, arXiv 1603.05766).
 
   Args:
     differences: [D] nats of one model minus those of the other.

@@ -13,15 +13,11 @@ from absl.testing import flagsaver
 
 from dape_jax import cli, data
 from dape_jax.checkpoint.state import init_state
-from dape_jax.config import (
-    DataConfig,
-    TaskConfig,
-)
+from dape_jax.config import DataConfig, TaskConfig
 from dape_jax.data import sources
 from dape_jax.models import Transformer
 
-_ROOT = pathlib.Path(__file__).parents[2]
-_SCRIPT = _ROOT / "eval.py"
+_SCRIPT = pathlib.Path(__file__).parents[2] / "eval.py"
 
 
 def _documents(seed):
@@ -30,7 +26,7 @@ def _documents(seed):
 
 @pytest.fixture(scope="session")
 def documents():
-  """Returns the function that makes a corpus of a seed."""
+  """Returns a function: seed -> documents of a corpus."""
   return _documents
 
 
@@ -50,11 +46,8 @@ def root(tmp_path_factory):
   root = tmp_path_factory.mktemp("runs")
   for name, text in (("data.txt", b"abcd" * 125), ("more.txt", b"efgh" * 80)):
     (root / name).write_bytes(text)
-  init = jax.jit(
-      lambda seed: init_state(
-          Transformer(saved_runs.TINY), optax.sgd(0.1), seed
-      )
-  )
+  model = Transformer(saved_runs.TINY)
+  init = jax.jit(lambda seed: init_state(model, optax.sgd(0.1), seed))
   with pytest.MonkeyPatch.context() as patch:
     for name, length, seed, of_text in (
         ("a", 16, 0, 0),

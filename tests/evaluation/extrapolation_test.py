@@ -1,9 +1,7 @@
 """Results of runs, groups and texts; an evaluation resumes from its rows."""
 
-import dataclasses
 import functools
 import gc
-import pathlib
 
 import jax
 import numpy as np
@@ -12,24 +10,21 @@ import pytest
 from dape_jax import data
 from dape_jax.checkpoint import runs
 from dape_jax.data import sources
-from dape_jax.evaluation import extrapolation, report, run_reader
-from dape_jax.evaluation.extrapolation import Settings
-from dape_jax.evaluation.reading import make_plan
+from dape_jax.errors import ConfigError
+from dape_jax.evaluation import evaluator, extrapolation
 
-
-@pytest.fixture(scope="module")
-def compiled():
-  """`make_step`, shared, because compiling takes longer than reading."""
-  return functools.cache(run_reader.make_step)
+_BYTES = data.ByteTokenizer()
+# Shared across tests, because compiling takes longer than running.
+_make_step = functools.cache(evaluator.make_step)
 
 
 @pytest.fixture(autouse=True)
-def steps(monkeypatch, compiled):
-  """The shapes of tokens of all steps that are made."""
+def steps(monkeypatch):
+  """Token shapes of all executed steps."""
   shapes = []
 
   def counting(model):
-    step = compiled(model)
+    step = _make_step(model)
 
     def call(params, cache, tokens, *rest):
       shapes.append(tokens.shape)
@@ -38,7 +33,7 @@ def steps(monkeypatch, compiled):
     call.lower = step.lower
     return call
 
-  monkeypatch.setattr(run_reader, "make_step", counting)
+  monkeypatch.setattr(evaluator, "make_step", counting)
   return shapes
 
 
@@ -53,84 +48,49 @@ def measure(root, documents, monkeypatch):
     defaults |= {"chunk": 32, "batch_size": 4}
     found = [runs.find_run(name) for name in names]
     return extrapolation.evaluate_runs(
-        found, Settings(**defaults | settings), root / folder
+        found, extrapolation.Settings(**defaults | settings), root / folder
     )
 
   return call
 
 
 def _numbers(results):
-  """Returns results, but for what is of the process and no result."""
-  of_process = ("command", "peak_rss_bytes")
-  return {k: v for k, v in results.items() if k not in of_process}
-
-
-def test_one_run(evaluate, root):
-  status, out, err = evaluate("--checkpoint=a", "--lengths=16,32")
-  assert status == 0, err
-  report_folder = root / "a/evaluation/test_last256_step3"
-  results = report.read_json(report_folder / "results.json")
-  assert out.startswith(report.table(results))
-  paths = out[len(report.table(results)) :].split()
-  assert all(pathlib.Path(path).exists() for path in paths)
-  (run,) = results["runs"]
-  assert (run["name"], run["train_length"], run["step"]) == ("a", 16, 3)
-  assert (run["encoding"], run["seed"]) == ("kerple_log", 0)
-  assert results["lengths"] == [16, 32]
-  assert results["corpus_fingerprint"] == runs.find_run("a").fingerprint
-  assert results["peak_rss_bytes"] > 50e6
-  assert results["documents"] == [0, 1, 2]
-  assert results["document_names"] == [f"test/{i}.py" for i in range(3)]
-  # Text of eight equally likely letters, read by an untrained model.
-  for row in run["rows"]:
-    assert 8 < row["perplexity_low"] <= row["perplexity"] < 1000
-    assert row["perplexity"] <= row["perplexity_high"]
-    assert row["non_finite_tokens"] == 0
-    # Regions of 32: 3 + 17 + 12 in documents of 100, 700 and 400 bytes.
-    assert row["regions"] == 32 and row["tokens"] == 32 * 32
-    assert row["document_tokens"] == [96, 544, 384]
-  assert "length 32: 32 texts, 32 at a time" in err
-  assert "length 32: perplexity" in err
-  assert [(c["a"], c["b"]) for c in results["comparisons"]] == [
-      ("a", "crop")
-  ] * 2
-  # Up to the training length the crop is the reading itself.
-  assert results["comparisons"][0]["difference"] == 0
-  assert results["comparisons"][0]["p_value"] == 1
+  """Returns results without the facts about the process."""
+  process = ("command", "peak_rss_bytes")
+  return {k: v for k, v in results.items() if k not in process}
 
 
 def test_rows_are_reused_on_resume(measure, root, steps, capsys):
   first = measure("resumed", "a")
   assert steps
 
-  def reads(*names, **settings):
+  def rerun(*names, **settings):
     steps.clear()
     results = measure("resumed", *names, **settings)
     return len(steps), _numbers(results)
 
-  assert reads("a") == (0, _numbers(first))
-  # Results do not depend on how much is read at a time.
-  assert reads("a", batch_size=0, chunk=8) == (0, _numbers(first))
-  # One length is lost, then the other damaged.
+  assert rerun("a") == (0, _numbers(first))
+  # Results do not depend on the batch size and the chunk.
+  assert rerun("a", batch_size=0, chunk=8) == (0, _numbers(first))
+  # One row is deleted, then the other damaged.
   damaged, lost = sorted((root / "resumed/rows").iterdir())
   lost.unlink()
-  count, _ = reads("a")
+  count, _ = rerun("a")
   assert count > 0
   damaged.write_text(damaged.read_text()[:99])
   capsys.readouterr()
-  count, last = reads("a")
+  count, last = rerun("a")
   assert count > 0 and f"{damaged} is damaged" in capsys.readouterr().err
   for row, before in zip(last["runs"][0]["rows"], first["runs"][0]["rows"]):
     np.testing.assert_allclose(row["document_nats"], before["document_nats"])
-  # Other parameters, protocols and training lengths are other rows.
+  # Other parameters, protocols and training lengths make other rows.
   for name, protocol in (("seed1", "last256"), ("a", "all"), ("b", "all")):
-    count, _ = reads(name, protocol=protocol)
+    count, _ = rerun(name, protocol=protocol)
     assert count > 0
   assert len(list((root / "resumed/rows").iterdir())) == 8
 
 
-def test_automatic_batches_have_the_same_results(measure):
-  """As many rows as fit, and one at a time."""
+def test_automatic_batch_size_gives_the_same_results(measure):
   fitting, single = (
       measure(f"batches{n}", "a", lengths=(32,), batch_size=n)["runs"][0]
       for n in (0, 1)
@@ -142,43 +102,32 @@ def test_automatic_batches_have_the_same_results(measure):
 
 
 def test_groups_of_seeds(measure, monkeypatch):
-  sizes, load_params = [], run_reader.load_params
+  sizes, load_params = [], evaluator.load_params
 
-  def weighing(run):
+  def record_size(run):
     gc.collect()
     sizes.append(sum(x.nbytes for x in jax.live_arrays()))
     return load_params(run)
 
-  monkeypatch.setattr(run_reader, "load_params", weighing)
+  monkeypatch.setattr(evaluator, "load_params", record_size)
   results = measure("all", "a", "seed1/checkpoints/3", "b")
   a, seed1, b = results["runs"]
-  names = ["a", "seed1", "b"]
-  assert [r["name"] for r in results["runs"]] == names
+  assert [r["name"] for r in results["runs"]] == ["a", "seed1", "b"]
   assert [r["train_length"] for r in results["runs"]] == [16, 16, 32]
   seeds, single = results["groups"]
   assert seeds["runs"] == ["a", "seed1"] and single["runs"] == ["b"]
   assert seeds["name"] == "kerple_log, trained at 16"
-  two = [r["rows"][1]["perplexity"] for r in (a, seed1)]
-  row = seeds["rows"][1]
-  assert row["length"] == 32
-  assert row["perplexity_mean"] == pytest.approx(np.mean(two))
-  assert row["perplexity_std"] == pytest.approx(abs(two[0] - two[1]) / 2**0.5)
-  assert single["rows"][0]["perplexity_std"] is None
   comparison = results["comparisons"][3]
-  assert comparison["length"] == 32
   assert (comparison["a"], comparison["b"]) == (seeds["name"], single["name"])
   nats = [np.array(r["rows"][1]["document_nats"]) for r in (a, seed1, b)]
   differences = (nats[0] + nats[1]) / 2 - nats[2]
   assert comparison["difference"] == pytest.approx(
       differences.sum() / a["rows"][1]["tokens"]
   )
-  low, high = comparison["difference_low"], comparison["difference_high"]
-  assert low <= comparison["difference"] <= high
   assert len(results["comparisons"]) == 2 * (1 + 2)
-  # The parameters of the run before are gone.
-  params = sum(
-      x.nbytes for x in jax.tree.leaves(load_params(runs.find_run("a")))
-  )
+  # The parameters of the previous run are freed.
+  leaves = jax.tree.leaves(load_params(runs.find_run("a")))
+  params = sum(x.nbytes for x in leaves)
   assert len(sizes) == 3 and max(sizes) - sizes[0] < params
 
 
@@ -197,7 +146,7 @@ def test_texts(measure):
   assert results["lengths"] == [32] == [row["length"]]
   assert run["positions"][-1]["end"] == 32
   assert sum(p["nats"] for p in run["positions"]) == pytest.approx(row["nats"])
-  # 15 regions in 500 bytes, 10 in 320 bytes: with the end of the document.
+  # 15 regions in 500 bytes, 10 in 320 bytes; the last target is EOS.
   assert row["tokens"] == 25 * 32 and row["bytes"] == row["tokens"] - 1
 
 
@@ -215,25 +164,46 @@ def test_retrieval(measure, steps):
   assert not steps
 
 
-def test_row_key_has_chunk_only_if_numbers_depend_on_it(root):
-  """Only DAPE V2 with edge="zero" depends on it."""
-  run = runs.find_run(root / "a")
-  split = data.Split("test", "f", np.zeros(99), np.array([0, 99]), ("x",))
-  plan = make_plan(split, lengths=[16], protocol="all", max_regions=9)
-  tokenizer = data.make_tokenizer("bytes")
+@pytest.fixture
+def files(tmp_path):
+  texts = {
+      "a": b"hello\xff",
+      "b": b"other text",
+      "c": b"hello\xff",
+      "empty": b"",
+  }
+  for name, text in texts.items():
+    (tmp_path / name).write_bytes(text)
+  return lambda names: [str(tmp_path / name) for name in names]
 
-  def keys(edge):
-    options = {"edge": edge}
-    model = dataclasses.replace(
-        run.config.model, encoding="dape_v2_alibi", encoding_options=options
-    )
-    config = dataclasses.replace(run.config, model=model)
-    own = dataclasses.replace(run, config=config)
-    readers = (
-        run_reader.RunReader(plan, tokenizer, None, batch_size=1, chunk=n)
-        for n in (8, 16)
-    )
-    return [reader._text_key(own, 16) for reader in readers]
 
-  of_zero, of_others = keys("zero"), keys("extend")
-  assert of_zero[0] != of_zero[1] and of_others[0] == of_others[1]
+def test_texts_are_documents(files):
+  split = extrapolation.open_texts(files("ba"), _BYTES, 6)
+  assert split.starts.tolist() == [0, 11, 18]
+  assert _BYTES.decode(split.tokens[11:17]) == b"hello\xff"
+  assert split.tokens[10] == split.tokens[17] == _BYTES.eos
+  assert split.tokens.dtype == np.uint16
+  assert [split.name(i) for i in (0, 1)] == files("ba")
+
+
+def test_fingerprint_of_texts_is_of_contents(files):
+  a, c, *others = (
+      extrapolation.open_texts(files(names), _BYTES, 1).fingerprint
+      for names in ("a", "c", "b", "ab", "ba")
+  )
+  assert a == c and len({a, *others}) == 4
+
+
+@pytest.mark.parametrize(
+    "names, longest, message",
+    [
+        (["missing"], 1, "--text=.*missing: No such file"),
+        (["a", "empty"], 1, "empty has 0 tokens, too few for --lengths=1"),
+        (["b", "a"], 7, "a has 6 tokens, .*; use --lengths up to 6"),
+        (["a", "b", "c"], 1, "/a and .*/c are the same text"),
+        (["."], 1, "Is a directory"),
+    ],
+)
+def test_unusable_texts_are_rejected(files, names, longest, message):
+  with pytest.raises(ConfigError, match=message):
+    extrapolation.open_texts(files(names), _BYTES, longest)

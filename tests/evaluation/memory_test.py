@@ -1,4 +1,4 @@
-"""The batch size follows from the free memory."""
+"""The batch size is chosen from the free memory."""
 
 import types
 
@@ -21,33 +21,30 @@ def step_model_params():
       vocab_size=32, num_layers=1, width=16, num_heads=2, dtype="float32"
   )
   model = Transformer(config)
-  shapes = jax.eval_shape(
-      model.init, jax.random.key(0), jnp.zeros((1, 4), jnp.int32)
-  )["params"]
-  params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  tokens = jnp.zeros((1, 4), jnp.int32)
+  params = jax.jit(model.init)(jax.random.key(0), tokens)["params"]
   return make_step(model), model, params
 
 
-def test_rows_follow_from_the_memory_of_one(step_model_params, monkeypatch):
+def test_batch_size_follows_from_memory_per_text(
+    step_model_params, monkeypatch
+):
   step, model, params = step_model_params
-  of_row = memory.step_bytes(step, model, params, 16, 64)
+  per_text = memory.step_bytes(step, model, params, 16, 64)
   keys_and_values = 2 * 64 * 16 * 4
-  assert keys_and_values < of_row < 1e6
-  free = 9 * of_row / memory.FRACTION
+  assert keys_and_values < per_text < 1e6
+  free = 9 * per_text / memory.FRACTION
   monkeypatch.setattr(memory, "free_bytes", lambda: free)
-  choose = lambda asked, longest, num_texts: memory.BatchSize(asked, 16)(
-      step, model, params, longest, num_texts
-  )
-  assert choose(0, 60, 100) == 8
-  assert choose(0, 60, 2) == 2
-  assert choose(0, 60, 1) == 1
-  assert choose(5, 60, 100) == 5
-  assert choose(5, 60, 3) == 3
-  free = of_row / 100
+  choose = lambda requested, longest, num_texts: memory.BatchSize(
+      requested, 16
+  )(step, model, params, longest, num_texts)
+  arguments = (0, 60, 100), (0, 60, 2), (0, 60, 1), (5, 60, 100), (5, 60, 3)
+  assert [choose(*a) for a in arguments] == [8, 2, 1, 5, 3]
+  free = per_text / 100
   assert choose(0, 60, 100) == 1
 
 
-def test_longer_texts_are_measured_for_shorter_ones(step_model_params):
+def test_measurements_are_reused_for_shorter_texts(step_model_params):
   step, model, params = step_model_params
   measured = []
 

@@ -11,7 +11,7 @@ from dape_jax.evaluation.regions import Region, choose_regions
 
 
 def _scored(segments):
-  """Returns {(document, token): context} and checks that none comes twice."""
+  """Returns {(document, token): context}; checks that tokens are unique."""
   contexts = {}
   for s in segments:
     assert 0 < s.scored <= s.length and s.start >= 0
@@ -74,33 +74,42 @@ def test_crop_scores_same_tokens_with_less_context(start, length, data, train):
     assert windows == [segment]
 
 
-def test_last256_tiles_short_lengths_with_full_context():
-  region = Region(document=1, start=400, length=512)
-  assert protocols.last256(region, 512) == [Segment(1, 400, 512, 256)]
-  assert protocols.last256(region, 300) == [Segment(1, 612, 300, 256)]
-  # 256 = 56 + 100 + 100; the partial sub-block has 100 tokens of context too.
-  assert protocols.last256(region, 100) == [
-      Segment(1, 612, 100, 56),
-      Segment(1, 712, 100, 100),
-      Segment(1, 812, 100, 100),
-  ]
-
-
-def test_last256_stops_at_document_start():
-  region = Region(document=0, start=0, length=256)
-  assert protocols.last256(region, 200) == [
-      Segment(0, 0, 56, 56),
-      Segment(0, 56, 200, 200),
-  ]
-
-
-def test_all_includes_last_partial_segment():
-  region = Region(document=2, start=10, length=10)
-  assert protocols.all_positions(region, 4) == [
-      Segment(2, 10, 4, 4),
-      Segment(2, 14, 4, 4),
-      Segment(2, 18, 2, 2),
-  ]
+@pytest.mark.parametrize(
+    "name, stride, region, length, expected",
+    [
+        ("last256", None, (1, 400, 512), 512, [(1, 400, 512, 256)]),
+        ("last256", None, (1, 400, 512), 300, [(1, 612, 300, 256)]),
+        (  # 256 = 56 + 100 + 100; the partial block has full context too.
+            *("last256", None, (1, 400, 512), 100),
+            [(1, 612, 100, 56), (1, 712, 100, 100), (1, 812, 100, 100)],
+        ),
+        (  # No tokens before the document.
+            *("last256", None, (0, 0, 256), 200),
+            [(0, 0, 56, 56), (0, 56, 200, 200)],
+        ),
+        (  # The last segment is partial.
+            *("all", None, (2, 10, 10), 4),
+            [(2, 10, 4, 4), (2, 14, 4, 4), (2, 18, 2, 2)],
+        ),
+        (
+            *("sliding", 3, (2, 10, 11), 4),
+            [(2, 10, 4, 4), (2, 13, 4, 3), (2, 16, 4, 3), (2, 17, 4, 1)],
+        ),
+        (  # Like "all", except for the context of the last.
+            *("sliding", 4, (2, 10, 11), 4),
+            [(2, 10, 4, 4), (2, 14, 4, 4), (2, 17, 4, 3)],
+        ),
+        (  # The default stride is 8 / 4.
+            *("sliding", None, (2, 10, 11), 8),
+            [(2, 10, 8, 8), (2, 12, 8, 2), (2, 13, 8, 1)],
+        ),
+        ("sliding", None, (2, 10, 11), 11, [(2, 10, 11, 11)]),
+        ("positionwise", None, (2, 10, 11), 11, [(2, 10, 11, 11)]),
+    ],
+)
+def test_segments_by_hand(name, stride, region, length, expected):
+  segments_of = protocols.protocol(name, stride)
+  assert segments_of(Region(*region), length) == expected
 
 
 def test_crop_windows_by_hand():
@@ -111,37 +120,26 @@ def test_crop_windows_by_hand():
   ]
 
 
-def test_unknown_protocol_suggests():
-  with pytest.raises(ConfigError, match='Did you mean "last256"'):
-    protocols.protocol("last265")
+@pytest.mark.parametrize(
+    "name, stride, message",
+    [
+        ("last265", None, 'Did you mean "last256"'),
+        ("all", 5, "--protocol=all has none"),
+        ("sliding", 5, "--stride=5.*use at most 4"),
+    ],
+)
+def test_bad_protocols_and_strides_are_rejected(name, stride, message):
+  with pytest.raises(ConfigError, match=message):
+    protocols.protocol(name, stride)(Region(0, 0, 11), 4)
 
 
-def test_sliding_by_hand():
-  region = Region(document=2, start=10, length=11)
-  assert protocols.sliding(region, 4, stride=3) == [
-      Segment(2, 10, 4, 4),
-      Segment(2, 13, 4, 3),
-      Segment(2, 16, 4, 3),
-      Segment(2, 17, 4, 1),
-  ]
-  assert protocols.sliding(region, 8) == protocols.sliding(region, 8, stride=2)
-  assert protocols.sliding(region, 11) == [Segment(2, 10, 11, 11)]
-  # Windows side by side: the pieces of "all", but for the last one's context.
-  assert protocols.sliding(region, 4, stride=4) == [
-      *protocols.all_positions(region, 4)[:2],
-      Segment(2, 17, 4, 3),
-  ]
-
-
-def test_strides_that_do_not_fit():
-  region = Region(0, 0, 11)
-  with pytest.raises(ConfigError, match=r"--stride=5.*use at most 4"):
-    protocols.sliding(region, 4, stride=5)
-  with pytest.raises(ConfigError, match="--protocol=all has none"):
-    protocols.protocol("all", stride=5)
-
-
-def test_edges_of_positions():
-  assert protocols.position_edges([6, 12, 20]) == [0, 1, 2, 4, 6, 8, 12, 16, 20]
-  assert protocols.position_edges([16]) == [0, 1, 2, 4, 8, 16]
-  assert protocols.position_edges([1]) == [0, 1]
+@pytest.mark.parametrize(
+    "lengths, edges",
+    [
+        ([6, 12, 20], [0, 1, 2, 4, 6, 8, 12, 16, 20]),
+        ([16], [0, 1, 2, 4, 8, 16]),
+        ([1], [0, 1]),
+    ],
+)
+def test_position_edges(lengths, edges):
+  assert protocols.position_edges(lengths) == edges

@@ -28,7 +28,7 @@ def test_regions_do_not_overlap_and_are_spread(documents, longest, count):
   for before, after in itertools.pairwise(chosen):
     if before.document == after.document:
       assert before.start + longest <= after.start
-  # A document only gives less than another one when it has no more.
+  # A document gets fewer regions than another only if it has no more.
   if len(taken) == sum(c > 0 for c in capacity):
     most = max(taken.values())
     for document, number in taken.items():
@@ -37,7 +37,7 @@ def test_regions_do_not_overlap_and_are_spread(documents, longest, count):
     assert set(taken.values()) == {1}
 
 
-def test_no_document_long_enough_names_longest():
+def test_too_long_lengths_name_the_longest_document():
   with pytest.raises(ConfigError, match="use lengths up to 99"):
     regions.choose_regions([20, 100, 50], 100, 4)
   assert regions.choose_regions([20, 100, 50], 99, 4) == [Region(1, 0, 99)]
@@ -74,7 +74,7 @@ def test_parse_lengths(text, lengths):
         ("128,...,500", "does not reach 500"),
     ],
 )
-def test_malformed_lengths_are_refused(text, reason):
+def test_malformed_lengths_are_rejected(text, reason):
   with pytest.raises(ConfigError, match=reason) as error:
     regions.parse_lengths(text)
   assert "\n" not in str(error.value)

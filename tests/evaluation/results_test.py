@@ -35,13 +35,8 @@ def _run(name, encoding="rope", nats=(3.0, 5.0), step=9):
         f"{prefix}document_nats": document_nats,
         f"{prefix}perplexity": math.exp(sum(document_nats) / 4),
     }
-  return {
-      "name": name,
-      "encoding": encoding,
-      "train_length": 512,
-      "step": step,
-      "rows": [row],
-  }
+  run = dict(name=name, encoding=encoding, train_length=512, step=step)
+  return run | {"rows": [row]}
 
 
 def _groups(*configs_and_runs):
@@ -53,7 +48,7 @@ def test_only_seeds_are_grouped():
       (_config(0), _run("a")),
       (_config(1), _run("b")),
       (_config(2, encoding="nope"), _run("c", "nope")),
-      # Another step, a copy, another folder of data, another option.
+      # Another step, a copy, another data folder, another option.
       (_config(2), _run("d", step=10)),
       (_config(1), _run("e")),
       (
@@ -66,7 +61,7 @@ def test_only_seeds_are_grouped():
   assert members == [["a", "b", "f"], ["c"], ["d"], ["e"], ["g"]]
 
 
-def test_names_tell_groups_apart():
+def test_names_distinguish_groups():
   a, b = (_config(0), _run("a")), (_config(1), _run("b"))
   nope = (_config(0, encoding="nope"), _run("c", "nope"))
   wide = (_config(0, width=384), _run("d"))
@@ -81,7 +76,7 @@ def test_names_tell_groups_apart():
   assert names(a, b, wide) == ["a, b", "d"]
 
 
-def test_seeds_are_averaged_before_they_are_compared():
+def test_seeds_are_averaged_before_comparison():
   runs = [
       _run("a", nats=(3.0, 5.0)),
       _run("b", nats=(5.0, 9.0)),
@@ -100,7 +95,7 @@ def test_seeds_are_averaged_before_they_are_compared():
       ("nope", "crop", -(1 + 1) / 4),
   ]
   assert comparisons[0]["p_value"] == sign_flip_p_value([3, 6]) == 0.5
-  # Of the two documents drawn again: one of them twice, or both.
+  # A resample has both documents, or one of them twice.
   assert comparisons[0]["difference_low"] == 2
   assert comparisons[0]["difference_high"] == 3
 
@@ -116,7 +111,7 @@ def test_all_pairs_are_compared():
   ]
 
 
-def test_broken_runs_stay_visible():
+def test_non_finite_runs_stay_visible():
   runs = [_run("a", nats=(math.inf, 1.0)), _run("b", nats=(math.nan, 1.0))]
   groups = results.make_groups([_config(0), _config(1)], runs)
   assert math.isnan(groups[0]["rows"][0]["perplexity_mean"])

@@ -34,16 +34,6 @@ def longest_row(
   return row_length
 
 
-def padded_length(row_length: int, longest: int) -> int:
-  """Returns the smallest of longest, longest / 4, ... that holds a row.
-
-  Padding to few lengths balances compilation time against wasted computation.
-  """
-  while row_length <= longest // 4:
-    longest //= 4
-  return longest
-
-
 def task_accuracy(
     model: Any,
     params: Any,
@@ -54,10 +44,10 @@ def task_accuracy(
     batch_size: int,
     max_position: int = 0,
 ) -> list[dict[str, Any]]:
-  """Returns how often the most probable answer is the right one, by length.
+  """Returns the accuracy of the most likely answers, by length.
 
   The problems and their positions depend only on the task, the length and
-  `samples`. Rows are padded to one of a few lengths to compile few programs.
+  `samples`. Rows are padded to the longest length divided by a power of 4.
 
   Args:
     model: `model.apply({"params": params}, tokens, segment_ids=, positions=)`
@@ -71,9 +61,9 @@ def task_accuracy(
       does so in training and in test); 0 takes 0, 1, 2, ...
 
   Returns:
-    One row per length: length, samples, answers (scored places), accuracy (right
-    answers / answers, so weighted by place), exact_match (problems with all
-    answers right / problems).
+    One row per length: length, samples, answers (number of scored places),
+    accuracy (fraction of correct answers, weighted by place), exact_match
+    (fraction of problems with all answers correct).
 
   Raises:
     ConfigError: see `longest_row`.
@@ -98,10 +88,12 @@ def task_accuracy(
     return logits_BxTxV.argmax(-1)
 
   def is_right(examples, length):
-    """Returns whether the answer at each place is right, bool [samples, T]."""
-    rows = padded_rows(
-        examples, padded_length(task.row_length(length), longest)
-    )
+    """Returns whether the answer at each place is correct, [samples, T]."""
+    # Few padded lengths balance compilation time against wasted computation.
+    padded = longest
+    while task.row_length(length) <= padded // 4:
+      padded //= 4
+    rows = padded_rows(examples, padded)
     right = []
     for begin in range(0, samples, batch_size):
       batch = [

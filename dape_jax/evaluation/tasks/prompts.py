@@ -2,8 +2,8 @@
 
 Filler, needles and question are tokenized separately, so that a prompt has
 exactly the requested length and a needle exactly the requested depth, whatever
-the tokenizer. The models are not instruction-tuned, so prompts do not begin with
-a description of the task; this also leaves room at short lengths.
+the tokenizer. The models are not instruction-tuned, so prompts do not begin
+with a description of the task; this also leaves room at short lengths.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import numpy as np
 
 from dape_jax.errors import ConfigError, did_you_mean
 
-# Of Mohtashami and Jaggi 2023 (arXiv 2305.16300); the "noise" of RULER too.
+# From Mohtashami and Jaggi 2023 (arXiv 2305.16300); also the "noise" of RULER.
 _FILLER = (
     b"The grass is green. The sky is blue. The sun is yellow. Here we go. There"
     b" and back again. "
@@ -28,15 +28,15 @@ _KEYS = (
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalTask:
-  """A retrieval task: what is hidden, and the question.
+  """A retrieval task: the needle, the question and their numbers.
 
   Attributes:
     needle: sentence with {key} and {number}.
     question: text with {key} that the answer continues.
-    num_digits: of a number; the first is not 0.
-    keys: how many keys the needles have; one is asked for.
-    values: needles of each key; all of the key's numbers are the answer, in the
-      order of the text, with ", " between them.
+    num_digits: digits of a number; the first is not 0.
+    keys: number of different keys; the question asks for one.
+    values: needles per key; the answer is all numbers of the key, in the order
+      of the text, joined by ", ".
   """
 
   needle: str
@@ -60,7 +60,7 @@ _QUESTIONS = (
 # departure: always five digits. Needles: niah_single, niah_multikey and
 # niah_multivalue of Hsieh et al. 2024 (RULER, arXiv 2404.06654), 7 digits and
 # four keys or values; departures: shorter questions, fewer different keys, and
-# the numbers of a key are wanted in the order of the text.
+# the answer lists the numbers of a key in the order of the text.
 TASKS = {
     "passkey": RetrievalTask(
         "The pass key is {number}. Remember it. {number} is the pass key.",
@@ -155,14 +155,8 @@ def make_prompt(
     cut = min(int(depths[i] * (num_fillers + 1)), num_fillers)
     pieces += [filler[done:cut], needle]
     done = cut
+  asked = encode(question)[: len(end)]
+  prefix = int(np.cumprod(asked == end[: len(asked)]).sum())
   return Prompt(
-      np.concatenate([*pieces, filler[done:], end]),
-      len(end) - _common_prefix(encode(question), end),
+      np.concatenate([*pieces, filler[done:], end]), len(end) - prefix
   )
-
-
-def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-  """Returns the length of the common prefix."""
-  shorter = min(len(a), len(b))
-  differs = a[:shorter] != b[:shorter]
-  return int(differs.argmax()) if differs.any() else shorter

@@ -1,4 +1,4 @@
-"""What the texts of retrieval say, and where."""
+"""Prompts have the requested length, depth and answer."""
 
 import re
 
@@ -19,10 +19,10 @@ _FILLER = (
 
 
 class PairTokenizer:
-  """Greedy tokens of a blank or a digit with the digit behind it, or a byte.
+  """Merges a space or digit with a following digit, greedily.
 
-  So that the end of a question and its answer share a token, and numbers have
-  fewer tokens than digits.
+  So the end of a question and its answer share a token, and numbers have fewer
+  tokens than digits.
   """
 
   def encode(self, text):
@@ -47,34 +47,27 @@ def _split(prompt, tokenizer=_BYTES):
 
 @pytest.mark.parametrize("depth", [None, 0, 0.3, 1])
 @pytest.mark.parametrize("task", _TASKS)
-def test_the_answer_is_what_a_reader_finds(task, depth):
+def test_answer_is_found_by_a_perfect_reader(task, depth):
+  sizes = {"passkey": 5, "needle_multi_value": 4 * 7 + 3 * 2}
   for seed in range(20):
     text, answer = _split(_prompt(task, depth=depth, seed=seed))
     assert answer == prompt_reader.answer(text)
-    assert (
-        len(answer)
-        == {
-            "passkey": 5,
-            "needle_single": 7,
-            "needle_multi_key": 7,
-            "needle_multi_value": 4 * 7 + 3 * 2,
-        }[task]
-    )
+    assert len(answer) == sizes.get(task, 7)
 
 
 @pytest.mark.parametrize("tokenizer", [_BYTES, PairTokenizer()])
-@pytest.mark.parametrize("length", [400, 401, 512, 3000])
 @pytest.mark.parametrize("task", _TASKS)
-def test_inputs_have_exactly_the_length(task, length, tokenizer):
-  prompt = _prompt(task, length, tokenizer=tokenizer)
-  assert prompt.tokens.shape == (length + 1,)
-  assert prompt.tokens.dtype == np.int32
-  text, answer = _split(prompt, tokenizer)
-  assert prompt_reader.answer(text) == answer.strip()
+def test_prompts_have_exactly_the_length(task, tokenizer):
+  for length in (400, 401, 512, 3000):
+    prompt = _prompt(task, length, tokenizer=tokenizer)
+    assert prompt.tokens.shape == (length + 1,)
+    assert prompt.tokens.dtype == np.int32
+    text, answer = _split(prompt, tokenizer)
+    assert prompt_reader.answer(text) == answer.strip()
 
 
-def test_tokens_across_the_end_of_the_question_are_answered():
-  # " 1", "23", "45": the blank is the question's last byte.
+def test_token_across_the_end_of_the_question_is_part_of_the_answer():
+  # " 1", "23", "45": the space is the question's last byte.
   prompt = _prompt("passkey", tokenizer=PairTokenizer())
   text, answer = _split(prompt, PairTokenizer())
   assert text.endswith("The pass key is") and prompt.num_answers == 3
@@ -83,12 +76,12 @@ def test_tokens_across_the_end_of_the_question_are_answered():
 
 @pytest.mark.parametrize("depth", [0, 0.1, 0.5, 0.9, 1])
 @pytest.mark.parametrize("task", _TASKS)
-def test_the_needle_stands_at_the_depth(task, depth):
+def test_needle_is_at_the_depth(task, depth):
   for seed in range(10):
     text, answer = _split(_prompt(task, 800, depth, seed))
     lines = text.split("\n")[:-1]
     fillers = [line for line in lines if not re.search(r"\d", line)]
-    # Filler goes on behind a needle where it stopped in front of it.
+    # The filler continues after a needle where it stopped before it.
     filler = "".join(fillers)
     assert (_FILLER * 9).startswith(filler)
     for number in answer.split(", "):
@@ -112,7 +105,7 @@ def test_samples_are_the_same_at_all_lengths_and_depths():
   assert _split(_prompt("needle_multi_key", seed=1))[1] not in answers
 
 
-def test_without_a_depth_needles_are_spread():
+def test_depth_none_spreads_needles():
   shares = []
   for seed in range(300):
     text, answer = _split(_prompt("passkey", depth=None, seed=seed))
@@ -122,7 +115,7 @@ def test_without_a_depth_needles_are_spread():
 
 
 @pytest.mark.parametrize("task", _TASKS)
-def test_too_short_is_refused_with_the_least_length(task):
+def test_minimum_length_is_reported(task):
   with pytest.raises(ConfigError, match="too short") as error:
     _prompt(task, 20)
   least = int(re.search(r"takes (\d+) tokens", str(error.value))[1])
@@ -131,7 +124,7 @@ def test_too_short_is_refused_with_the_least_length(task):
     _prompt(task, least - 1)
 
 
-def test_bad_settings_are_refused():
+def test_bad_settings_are_rejected():
   with pytest.raises(ConfigError, match='Did you mean "passkey"'):
     _prompt("paskey")
   with pytest.raises(ConfigError, match=r"1\.5 is not in 0\.\.1"):

@@ -18,10 +18,7 @@ _BYTES = ByteTokenizer()
 
 
 def _scores(predict):
-  """Returns `segment_scores` of the model whose argmax `predict` returns.
-
-  predict: from the text so far to the next byte.
-  """
+  """Returns `segment_scores` of a model; predict: text -> next byte."""
 
   def segment_scores(params, token_rows, lengths, scored, chunk):
     del params
@@ -40,32 +37,35 @@ def _scores(predict):
 
 
 def _reader(text):
-  """Always right: the next byte of the answer in the text."""
+  """Always right: returns the next byte of the answer."""
   pattern = r"(.*(?:is|are):? )([\d, ]*)"
   question, given = re.fullmatch(pattern, text, re.DOTALL).groups()
   return prompt_reader.answer(question)[len(given)]
 
 
 def _near_reader(text):
-  """Right where the question is less than 300 bytes behind the answer."""
+  """Right if the question is less than 300 bytes after the answer."""
   question = re.fullmatch(r"(.*[^\d])\d*", text, re.DOTALL)[1]
   near = len(question) - question.index(prompt_reader.answer(question)) < 300
   return _reader(text) if near else "0"
 
 
-def _score(predict, task="passkey", depths=(0, 0.5, 1), samples=5, **options):
-  return retrieval.score_retrieval(
-      _scores(predict),
-      None,
-      _BYTES,
-      task,
-      options.pop("lengths", [500, 700]),
-      depths,
-      samples,
-      batch_size=4,
-      chunk=128,
-      seed=3,
-  )
+def _score(
+    predict,
+    task="passkey",
+    depths=(0, 0.5, 1),
+    samples=5,
+    lengths=(500, 700),
+):
+  sizes = dict(batch_size=4, chunk=128, seed=3)
+  model = _scores(predict), None, _BYTES, task
+  return [
+      row
+      for length in lengths
+      for row in retrieval.score_retrieval(
+          *model, length, depths, samples, **sizes
+      )
+  ]
 
 
 @pytest.mark.parametrize("task", sorted(prompts.TASKS))
@@ -85,15 +85,12 @@ def test_perfect_model_scores_one(task):
   ]
 
 
-def test_scores_are_those_of_their_length_and_depth():
-  found = [
-      row["exact_match"]
-      for row in _score(_near_reader, lengths=[250, 500], depths=(0, 0.5, 1))
-  ]
-  assert found == [1, 1, 1, 0, 1, 1]
+def test_scores_belong_to_their_length_and_depth():
+  rows = _score(_near_reader, lengths=[250, 500])
+  assert [row["exact_match"] for row in rows] == [1, 1, 1, 0, 1, 1]
 
 
-def test_a_constant_answer_scores_its_frequency():
+def test_constant_answer_scores_its_frequency():
   rows = _score(lambda text: "7", samples=400, depths=(None,), lengths=[200])
   assert rows[0]["exact_match"] == 0
   assert rows[0]["depth"] is None
@@ -102,7 +99,7 @@ def test_a_constant_answer_scores_its_frequency():
 
 
 def test_one_wrong_token_prevents_exact_match():
-  # Wrong at the third digit of each number.
+  # Wrong at the third digit.
   def predict(text):
     wrong = re.search(r"The pass key is \d\d$", text)
     return "x" if wrong else _reader(text)
@@ -118,34 +115,22 @@ def test_zero_samples_are_rejected():
 
 
 class ParityTokenizer:
-  """Bytes modulo 2: few enough tokens for an untrained model to be right."""
+  """Bytes modulo 2, so that an untrained model is sometimes right."""
 
   def encode(self, text):
     return np.frombuffer(text, np.uint8) % 2
 
 
-def test_scores_of_a_transformer_are_those_of_greedy_decoding():
+def test_transformer_scores_equal_greedy_decoding():
   samples, length, num_answers = 100, 120, 5
-  model = Transformer(
-      ModelConfig(
-          vocab_size=2,
-          num_layers=1,
-          width=16,
-          num_heads=2,
-          encoding="alibi",
-          dtype="float32",
-      )
-  )
+  sizes = dict(vocab_size=2, num_layers=1, width=16, num_heads=2)
+  model = Transformer(ModelConfig(**sizes, encoding="alibi", dtype="float32"))
+  rngs = [np.random.default_rng([0, i]) for i in range(samples)]
+  tokenizer = ParityTokenizer()
   tokens = np.stack(
       [
-          prompts.make_prompt(
-              ParityTokenizer(),
-              "passkey",
-              length,
-              0.5,
-              np.random.default_rng([0, i]),
-          ).tokens
-          for i in range(samples)
+          prompts.make_prompt(tokenizer, "passkey", length, 0.5, rng).tokens
+          for rng in rngs
       ]
   )
   shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
@@ -154,9 +139,9 @@ def test_scores_of_a_transformer_are_those_of_greedy_decoding():
   (row,) = retrieval.score_retrieval(
       perplexity.make_segment_scores(model),
       params,
-      ParityTokenizer(),
+      tokenizer,
       "passkey",
-      [length],
+      length,
       [0.5],
       samples,
       batch_size=64,
@@ -164,12 +149,8 @@ def test_scores_of_a_transformer_are_those_of_greedy_decoding():
       seed=0,
   )
 
-  @jax.jit
-  def tops_of(params, tokens):
-    return model.apply({"params": params}, tokens).argmax(axis=-1)
-
-  tops = lambda tokens: np.asarray(tops_of(params, tokens))
-
+  apply = jax.jit(model.apply)
+  tops = lambda tokens: np.argmax(apply({"params": params}, tokens), axis=-1)
   right = tops(tokens[:, :-1]) == tokens[:, 1:]
   np.testing.assert_allclose(
       row["token_accuracy"], right[:, -num_answers:].mean(), rtol=1e-6

@@ -1,18 +1,23 @@
 """Cached rows are returned unchanged; damaged ones are not."""
 
+import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
 
+from dape_jax import data
+from dape_jax.checkpoint import runs
 from dape_jax.errors import ConfigError
-from dape_jax.evaluation.run_reader import RowFiles
+from dape_jax.evaluation.evaluator import Evaluator, RowFiles, Settings
+from dape_jax.evaluation.scoring import make_plan
 
 _KEY = {"text": "abc", "length": 128, "regions": [[0, 0, 128]]}
 _ROW = {"nats": [0.1, math.inf, -1e300], "seconds": 1 / 3, "positions": None}
 
 
-def test_rows_come_back(tmp_path):
+def test_rows_round_trip(tmp_path):
   files = RowFiles(tmp_path / "rows")
   assert files.get(_KEY) is None
   files.put(_KEY, _ROW)
@@ -52,3 +57,21 @@ def test_unwritable_folder_is_reported(tmp_path):
   (tmp_path / "rows").write_text("")
   with pytest.raises(ConfigError, match="rerun the command to resume"):
     RowFiles(tmp_path / "rows").put(_KEY, _ROW)
+
+
+@pytest.mark.parametrize("edge", ["zero", "extend"])
+def test_row_key_has_chunk_only_if_numbers_depend_on_it(root, edge):
+  run = runs.find_run(root / "a")
+  options = {"encoding": "dape_v2_alibi", "encoding_options": {"edge": edge}}
+  model = dataclasses.replace(run.config.model, **options)
+  run = dataclasses.replace(
+      run, config=dataclasses.replace(run.config, model=model)
+  )
+  split = data.Split("test", "f", np.zeros(99), np.array([0, 99]), ("x",))
+  plan = make_plan(split, lengths=[16], protocol="all", max_regions=9)
+  tokenizer = data.make_tokenizer("bytes")
+  first, second = (
+      Evaluator(plan, tokenizer, None, Settings([16], chunk=n))._keys(run)
+      for n in (8, 16)
+  )
+  assert (first != second) == (edge == "zero")

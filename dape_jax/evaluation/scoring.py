@@ -1,15 +1,16 @@
-"""What an evaluation scores, and the nats of it under one model.
+"""The tokens that an evaluation scores, and their nats under one model.
 
 A `Plan` fixes the same target tokens for every length and every run.
-`read_lengths` scores them with any model and parameters; it needs no
+`score_lengths` scores them with any model and parameters; it needs no
 checkpoint.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -29,7 +30,7 @@ from dape_jax.evaluation.protocols import Segment
 from dape_jax.evaluation.regions import Region, choose_regions
 
 # The segments of each document.
-Readings = list[list[Segment]]
+Documents = list[list[Segment]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Plan:
       return None
     return self.stride or protocols.quarter(length)
 
-  def readings(self, length: int) -> Readings:
+  def segments(self, length: int) -> Documents:
     """Returns the segments of each document, in the order of its targets."""
     segments_of = protocols.protocol(self.protocol, self.stride)
     return [
@@ -75,11 +76,11 @@ class Plan:
         for _, regions in itertools.groupby(self.regions, lambda r: r.document)
     ]
 
-  def crops(self, length: int, train_length: int) -> Readings:
+  def crops(self, length: int, train_length: int) -> Documents:
     """Returns segments with the same targets and a cropped context."""
     return [
         [w for s in segments for w in protocols.crop(s, train_length)]
-        for segments in self.readings(length)
+        for segments in self.segments(length)
     ]
 
   @functools.cached_property
@@ -94,7 +95,7 @@ class Plan:
                 for s in segments
             ]
         )
-        for segments in self.readings(self.lengths[-1])
+        for segments in self.segments(self.lengths[-1])
     ]
 
 
@@ -130,7 +131,7 @@ def make_plan(
   return Plan(split, protocol, stride, tuple(lengths), edges, tuple(regions))
 
 
-def read_lengths(
+def score_lengths(
     model: Any,
     params: Any,
     plan: Plan,
@@ -145,8 +146,8 @@ def read_lengths(
   """Yields the nats at each length as soon as they are computed.
 
   Args:
-    model: see `make_segment_scores`; `model.at_length(length)` returns the model
-      for texts of up to that many tokens.
+    model: see `make_segment_scores`; `model.at_length(length)` returns the
+      model for texts of up to that many tokens.
     params: its parameters.
     plan: what to score.
     lengths: the lengths of the plan to evaluate.
@@ -163,84 +164,74 @@ def read_lengths(
     baseline; a segment shared by several lengths counts for the first).
   """
   params = jax.device_put(params, jax.local_devices()[0])
-  read = {length: plan.readings(length) for length in lengths}
+  full = {length: plan.segments(length) for length in lengths}
   cropped = {length: plan.crops(length, train_length) for length in lengths}
   # Lengths share segments, mostly crops, so each is scored once. Some encodings
   # depend on the text length, so results are stored per model.
   known: dict[Any, dict[Segment, np.ndarray]] = {}
 
-  def model_for(readings: Readings) -> Any:
-    return model.at_length(max(s.length for d in readings for s in d))
+  def model_for(segments: Iterable[Segment]) -> Any:
+    return model.at_length(max(s.length for s in segments))
 
-  distinct = {
-      (model_for(readings), s)
-      for plans in (read, cropped)
-      for readings in plans.values()
-      for d in readings
-      for s in d
-  }
-  progress = Progress(sum(s.length for _, s in distinct), label)
+  distinct: dict[Any, set[Segment]] = collections.defaultdict(set)
+  for documents in (*full.values(), *cropped.values()):
+    segments = set(itertools.chain.from_iterable(documents))
+    distinct[model_for(segments)] |= segments
+  num_inputs = sum(s.length for s in itertools.chain(*distinct.values()))
+  progress = Progress(num_inputs, label)
 
-  def score(readings: Readings, what: str) -> list[np.ndarray]:
-    at_length = model_for(readings)
+  def score(documents: Documents, what: str) -> list[np.ndarray]:
+    segments = set(itertools.chain.from_iterable(documents))
+    at_length = model_for(segments)
     nats = known.setdefault(at_length, {})
-    new = {s for d in readings for s in d} - nats.keys()
-    if new:
+    if new := segments - nats.keys():
       step = step_of(at_length)
       longest = max(s.length for s in new)
       rows = batch_size(step, at_length, params, longest, len(new))
       progress.line(f"{what}: {len(new)} texts, {rows} at a time")
-      nats.update(
-          score_segments(
-              make_segment_scores(at_length, step),
-              params,
-              plan.split,
-              new,
-              batch_size=rows,
-              chunk=chunk,
-              on_tokens=progress.advance,
-          )
+      nats |= score_segments(
+          functools.partial(
+              make_segment_scores(at_length, step), on_tokens=progress.advance
+          ),
+          params,
+          plan.split,
+          new,
+          batch_size=rows,
+          chunk=chunk,
       )
-    return [np.concatenate([nats[s] for s in d]) for d in readings]
+    return [np.concatenate([nats[s] for s in d]) for d in documents]
 
   # A batch that fits at the longest length fits at the others too.
   longest = max(lengths)
-  at_length = model_for(read[longest])
-  num_texts = sum(map(len, read[longest]))
+  at_length = model_for(itertools.chain.from_iterable(full[longest]))
+  num_texts = sum(map(len, full[longest]))
   batch_size(step_of(at_length), at_length, params, longest, num_texts)
   num_tokens = sum(map(len, plan.targets))
   for length in lengths:
     began = time.monotonic()
-    nats = score(read[length], f"length {length}")
+    nats = score(full[length], f"length {length}")
     seconds = time.monotonic() - began
     crop_nats = score(cropped[length], f"length {length}, crop")
-    positions = None
-    if plan.edges is not None:
-      positions = _positions(plan.edges, nats, crop_nats)
-    reading = {
-        **_sums("", nats),
-        **_sums("crop_", crop_nats),
-        "positions": positions,
+    scores = {
+        "positions": plan.edges and _positions(plan.edges, nats, crop_nats),
         "seconds": seconds,
     }
+    for prefix, of_documents in (("", nats), ("crop_", crop_nats)):
+      scores[f"{prefix}document_nats"] = [
+          float(n.sum(dtype=np.float64)) for n in of_documents
+      ]
+      scores[f"{prefix}non_finite_tokens"] = int(
+          sum((~np.isfinite(n)).sum() for n in of_documents)
+      )
     shown, crop = (
-        f"{perplexity(sum(reading[name]), num_tokens):.4g}"
+        f"{perplexity(sum(scores[name]), num_tokens):.4g}"
         for name in ("document_nats", "crop_document_nats")
     )
     progress.line(
         f"length {length}: perplexity {shown}, crop {crop}, {seconds:.1f} s"
     )
-    yield length, reading
+    yield length, scores
   progress.close()
-
-
-def _sums(prefix: str, nats: list[np.ndarray]) -> dict[str, Any]:
-  return {
-      f"{prefix}document_nats": [float(n.sum(dtype=np.float64)) for n in nats],
-      f"{prefix}non_finite_tokens": int(
-          sum((~np.isfinite(n)).sum() for n in nats)
-      ),
-  }
 
 
 def _positions(
@@ -261,16 +252,18 @@ def _positions(
   entries = []
   for begin, end in itertools.pairwise(edges):
     tokens = len(by_position) * (end - begin)
-    sums = [float(n[:, begin:end].sum()) for n in (by_position, crop)]
+    total, crop_total = (
+        float(n[:, begin:end].sum()) for n in (by_position, crop)
+    )
     entries.append(
         {
             "begin": begin,
             "end": end,
             "tokens": tokens,
-            "nats": sums[0],
-            "loss": sums[0] / tokens,
-            "crop_nats": sums[1],
-            "crop_loss": sums[1] / tokens,
+            "nats": total,
+            "loss": total / tokens,
+            "crop_nats": crop_total,
+            "crop_loss": crop_total / tokens,
         }
     )
   return entries
