@@ -1,11 +1,11 @@
-# make demo: train three encodings on this machine and compare how they extrapolate.
-# make test: lint and run the tests, except the long ones. Both create .venv from
-# $(PYTHON).
-# make soak: the long tests.
-# make length-tasks, make code-lm: comparisons of encodings, hours each, written to
-# docs/results. Rerun to resume.
-# make aot: memory and cost of configs/lm.py by the TPU compiler, hours. Rerun to
-# resume.
+# make demo: train three encodings and compare their length extrapolation.
+# make test: lint and run all but the long tests.
+# make soak: run the long tests.
+# make length-tasks, make code-lm: compare encodings and write docs/results.
+# Takes hours; rerun to resume.
+# make aot: compile configs/lm.py with the TPU compiler for memory and cost.
+# Takes half an hour or more; rerun to resume.
+# Targets create .venv with $(PYTHON) if needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -53,7 +53,7 @@ code-lm: $(VENV)/.ready
 	cd runs/code_lm/comparison && cp *.json *.md *.png $(CURDIR)/docs/results/code_lm
 
 AOT_LINES := docs/results/aot/lines.jsonl
-# Exit status 3 means that the program does not fit, which is a result too.
+# Exit status 3: the program does not fit, which is also a result.
 aot: AOT := PYTHONPATH=$(VENV)/libtpu $(BIN)/python -m dape_jax.compiler
 aot: $(VENV)/.ready-test
 	@set -e; mkdir -p $(dir $(AOT_LINES)); \
@@ -87,7 +87,7 @@ lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .
 	$(BIN)/pyink --check --quiet .
 
-# Starts over if an interrupted installation left an incomplete environment.
+# Recreates an environment that an interrupted installation left incomplete.
 $(VENV)/.ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "dape_jax needs Python 3.11 or newer; $(PYTHON) is" \
@@ -101,8 +101,8 @@ $(VENV)/.ready: requirements.txt pyproject.toml
 
 $(VENV)/.ready-test: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet -e '.[test]'
-# The TPU compiler for the tests. It is not installed into the environment itself,
-# where JAX would search for a TPU at every start.
+# The TPU compiler for the tests, outside the environment: inside it, JAX would
+# look for a TPU at every start.
 	if [ "$$(uname -sm)" = "Linux x86_64" ]; then \
 	  $(BIN)/python -m pip install --quiet --target $(VENV)/libtpu libtpu; fi
 	touch $@

@@ -1,15 +1,16 @@
 r"""Measures how well a trained model extrapolates beyond its training length.
 
-Every length scores the same tokens; only the context grows. The crop baseline
-cuts the context to the training length. Confidence intervals and tests are over
-documents. A checkpoint is the --workdir of a training run (its latest step) or
-one step in its checkpoints folder. Runs compared must share a corpus. Rerun the
-command to resume an interrupted evaluation.
+Scores the same tokens at every length; only the context grows. The crop
+baseline cuts the context to the training length. Confidence intervals and tests
+are over documents. A checkpoint is the --workdir of a training run (its latest
+step) or one step in its checkpoints folder. Compared runs must share a corpus,
+or with --text a tokenizer. Rerun the command to resume an interrupted
+evaluation.
 
-  python eval.py --checkpoint=runs/demo --lengths=128,256,...,4096
+  python eval.py --checkpoint=runs/my_run --lengths=128,256,...,4096
   python eval.py --compare runs/rope runs/dape --output=runs/comparison \
       --lengths=128,256,...,4096
-  python eval.py --checkpoint=runs/demo --lengths=512,...,131072 \
+  python eval.py --checkpoint=runs/my_run --lengths=512,...,131072 \
       --text=book.txt,other.txt --retrieval=passkey,needle_single
 """
 
@@ -33,8 +34,8 @@ _PROTOCOL = flags.DEFINE_enum(
     "protocol",
     "last256",
     list(protocols.PROTOCOLS),
-    "Tokens to score in each region: the last 256; all, in separate pieces; all,"
-    " in sliding windows; or all, in one pass, by position.",
+    "Tokens to score in each region: the last 256; all, in non-overlapping"
+    " windows; all, in sliding windows; or all, in one pass, by position.",
 )
 _TEXT = flags.DEFINE_list(
     "text", [], "Files to evaluate instead of the run's corpus."
@@ -48,7 +49,7 @@ _RETRIEVAL = flags.DEFINE_list(
 _OUTPUT = flags.DEFINE_string(
     "output",
     None,
-    "Folder of results; default: evaluation/SPLIT_PROTOCOL_stepN in the workdir.",
+    "Output folder; default: evaluation/SPLIT_PROTOCOL_stepN in the workdir.",
 )
 cli.define_whole_number(
     "stride",
@@ -57,7 +58,7 @@ cli.define_whole_number(
     1,
 )
 cli.define_whole_number(
-    "regions", 32, "Maximum number of regions of the longest length.", 1
+    "regions", 32, "Maximum number of regions at the longest length.", 1
 )
 flags.DEFINE_string(
     "data_dir", "", "Folder of built-in corpora; default: as in training."
@@ -65,16 +66,17 @@ flags.DEFINE_string(
 flags.DEFINE_string(
     "source",
     "",
-    "Training source to evaluate, or its new location; default: the first.",
+    "Training source to evaluate, or its new location; default: the first"
+    " source of the run.",
 )
 cli.define_whole_number(
     "retrieval_samples", 20, "Texts per retrieval task, length and depth.", 1
 )
 cli.define_whole_number(
-    "batch_size", 0, "Texts per batch; 0: as many as fit in memory.", 0
+    "batch_size", 0, "Batch size; 0 picks the largest that fits in memory.", 0
 )
-cli.define_whole_number("chunk", 512, "Tokens per step.", 1)
-# Flags that are settings of the same name.
+cli.define_whole_number("chunk", 512, "Tokens per forward pass.", 1)
+# Flags with the same names as their fields in `extrapolation.Settings`.
 _SETTINGS = (
     *("protocol", "stride", "split", "data_dir", "source", "retrieval"),
     *("retrieval_samples", "batch_size", "chunk"),
@@ -87,21 +89,21 @@ def main(argv: list[str]) -> None:
   if _CHECKPOINT.value is not None and argv[1:]:
     raise ConfigError(f"{argv[1]!r}: several runs need --compare DIR DIR ...")
   if _COMPARE.value is not None and not (argv[1:] and _OUTPUT.value):
-    raise ConfigError("--compare needs two folders or more, and --output=DIR.")
+    raise ConfigError("--compare needs two or more folders and --output=DIR.")
   for name in "text", "retrieval":
     if flags.FLAGS[name].present and not flags.FLAGS[name].value:
       raise ConfigError(
-          f"--{name} is empty: name one or more, or leave it out."
+          f"--{name} is empty; give one or more values, or leave it out."
       )
   for name in "split", "source", "data_dir":
     if _TEXT.value and flags.FLAGS[name].present:
-      raise ConfigError(f"--{name} is of the corpus, but --text replaces it.")
+      raise ConfigError(f"--{name} has no effect with --text; leave it out.")
   if flags.FLAGS["retrieval_samples"].present and not _RETRIEVAL.value:
     raise ConfigError("--retrieval_samples needs --retrieval=TASK,TASK.")
   if _LENGTHS.value is None:
     raise ConfigError("give the context lengths: --lengths=128,256,...,4096.")
   lengths = regions.parse_lengths(_LENGTHS.value)
-  # Importing JAX takes seconds; wrong flags fail before it.
+  # JAX takes seconds to import; report invalid flags first.
   from dape_jax.checkpoint import runs
   from dape_jax.checkpoint.paths import is_remote
   from dape_jax.evaluation import extrapolation, report

@@ -1,15 +1,16 @@
-"""Trains a decoder language model. Rerun the command to resume.
+"""Trains a model on text or a generated task. Rerun the command to resume.
 
-  python train.py --config=configs/demo.py --workdir=runs/demo
-  python train.py --config=configs/demo.py --workdir=runs/2 --config.seed=2
+  python train.py --config=configs/demo.py --workdir=runs/my_run
+  python train.py --config=configs/demo.py --workdir=runs/seed2 --config.seed=2
 
-The workdir gets config.json, metrics.jsonl, tensorboard/ and checkpoints/. On SIGTERM
-a run saves a checkpoint and ends. On Cloud TPU, GKE, Slurm and Open MPI, start the
-same command in every process; elsewhere also give each --coordinator_address,
---num_processes and --process_id.
+Writes config.json, metrics.jsonl, tensorboard/ and checkpoints/ to the workdir.
+On SIGTERM, saves a checkpoint and exits. For multiple processes, run the same
+command in each; outside Cloud TPU, GKE, Slurm and Open MPI, also pass
+--coordinator_address, --num_processes and --process_id.
 
-Exit status: 0 finished, or stopped by SIGTERM and saved; 1 the loss became infinite
-or NaN, or the last checkpoint could not be written; 2 invalid input.
+Exit status: 0 if finished, or stopped by SIGTERM and saved; 1 if the loss
+became infinite or NaN, or the last checkpoint was not written; 2 for invalid
+input.
 """
 
 import sys
@@ -24,25 +25,25 @@ _CONFIG = overrides.define_config_flag()
 _WORKDIR = flags.DEFINE_string(
     "workdir",
     None,
-    "Folder for checkpoints and metrics, created if missing; a run in it is"
-    " resumed from its latest checkpoint.",
+    "Folder for checkpoints and metrics, created if missing; resumes from the"
+    " latest checkpoint in it.",
 )
 _SKIP_DAMAGED = flags.DEFINE_bool(
     "skip_damaged",
     False,
-    "Resume from the latest intact checkpoint; move damaged ones after it to"
+    "Resume from the latest intact checkpoint and move later, damaged ones to"
     " WORKDIR/damaged_checkpoints.",
 )
 _PROFILE_STEPS = flags.DEFINE_list(
     "profile_steps",
     None,
-    "First and last step to profile, for example 10,15; the profile goes to"
-    " WORKDIR/profile, for XProf.",
+    "First and last step to profile, for example 10,15; writes a profile for"
+    " XProf to WORKDIR/profile.",
 )
 _COORDINATOR = flags.DEFINE_string(
     "coordinator_address",
     None,
-    "host:port of process 0, if the environment does not provide it.",
+    "host:port of process 0; default: from the environment.",
 )
 _NUM_PROCESSES = cli.define_whole_number(
     "num_processes", None, "Number of processes in the run."
@@ -74,7 +75,7 @@ def main(argv: list[str]) -> None:
   cli.refuse_arguments(argv)
   config = overrides.experiment_from_flag(_CONFIG)
   profile_steps = _profile_steps()
-  # JAX and orbax take seconds to import; invalid settings are reported before.
+  # JAX and orbax take seconds to import; report invalid settings first.
   from dape_jax.parallel import distributed
   from dape_jax.training import loop
 
@@ -92,8 +93,8 @@ def main(argv: list[str]) -> None:
     sys.exit(f"train.py: error: {e}")
   except KeyboardInterrupt:
     print(
-        "train.py: rerun the command to resume from the latest checkpoint, if any;"
-        " kill -TERM saves one before it ends.",
+        "train.py: rerun the command to resume from the latest checkpoint, if any."
+        " To save one on exit, stop a run with kill -TERM.",
         file=sys.stderr,
     )
     raise

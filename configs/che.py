@@ -4,18 +4,18 @@
       --config=configs/che.py:task=even_pairs,encoding=dape_kerple_log
   python -m dape_jax.studies.tasks --score=runs/che --lengths=41-500
 
-Arguments after the colon: task (listed by `python -m dape_jax.studies.tasks
---help`), encoding, form ("encoder", or "decoder" for causal attention; both answer at
-placeholders after the input) and max_position (2048 uses randomized positions in
-training and scoring, as the paper does; 0 uses 0, 1, 2, ...).
+Arguments after the colon: task (`python -m dape_jax.studies.tasks --help` lists
+them), encoding, form ("encoder", or "decoder" for causal attention; both answer
+at placeholders after the input) and max_position (2048 uses randomized
+positions in training and scoring, as in the paper; 0 uses 0, 1, 2, ...).
 
-Model, optimizer and lengths follow arXiv 2305.16843: 5 layers, 8 heads, width 64,
-LayerNorm after each sublayer, ReLU, dropout 0.1, Adam at 1e-3, batches of 128
-problems of one length in 1..40, and 10,000 steps (their example; the DAPE paper uses
-200,000). Departures: attention projections have biases, embeddings have no dropout,
-and scoring uses none.
+Model, optimizer and lengths follow arXiv 2305.16843: 5 layers, 8 heads, width
+64, LayerNorm after each sublayer, ReLU, dropout 0.1, Adam at 1e-3, batches of
+128 problems of one length in 1..40, and 10,000 steps (their example; the DAPE
+paper uses 200,000). Departures: attention projections have biases, and dropout
+is not applied to embeddings or in scoring.
 
-Hardware and time: an accelerator; 2 CPU cores run about 4 steps per second.
+Hardware and time: use an accelerator; 2 CPU cores run about 4 steps per second.
 """
 
 import ml_collections

@@ -1,4 +1,4 @@
-"""A language model of 1.8M parameters on Python source, trained at 128 tokens.
+"""A 1.8M-parameter language model of Python source, trained at 128 tokens.
 
   python train.py --config=configs/code_lm.py:dape_kerple_log --workdir=runs/code_lm
 
@@ -6,7 +6,7 @@ The argument after the colon is the encoding (default dape_kerple_log). `make
 code-lm` trains eleven encodings with three seeds each and evaluates them up to
 16,384 tokens.
 
-Hardware and time: one CPU core, 5 to 9 minutes.
+Hardware and time: 5 to 9 minutes on one CPU core.
 """
 
 import ml_collections

@@ -2,11 +2,11 @@
 
   python train.py --config=configs/demo.py:dape_kerple_log --workdir=runs/demo/dape_kerple_log
 
-The argument after the colon is the encoding (default dape_kerple_log), or a list that
-layers cycle through ("rope,nope"). `make demo` trains and compares rope, kerple_log
-and dape_kerple_log.
+The argument after the colon is the encoding (default dape_kerple_log), or a
+list that the layers cycle through ("rope,nope"). `make demo` trains and
+compares rope, kerple_log and dape_kerple_log.
 
-Hardware and time: 2 CPU cores, 1.5 minutes (rope) to 2 (dape_kerple_log).
+Hardware and time: 1.5 (rope) to 2 minutes (dape_kerple_log) on 2 CPU cores.
 Expect a validation loss of 1.9 to 2.1 nats per byte. In evaluation, rope breaks
 down beyond 128 tokens and the others do not (docs/results/demo.md).
 """

@@ -4,13 +4,13 @@
       --config=configs/length_tasks.py:task=copy,encoding=dape_kerple_log
   python -m dape_jax.studies.tasks --score=runs/copy --times=1,2,4,8
 
-Arguments after the colon: task and encoding. `make length-tasks` compares twelve
-encodings on six tasks.
+Arguments after the colon: task and encoding. `make length-tasks` compares
+twelve encodings on six tasks.
 
-The tasks of the Chomsky hierarchy, such as bucket sort, use an encoder that answers at
-placeholders; the others use a decoder.
+Tasks of the Chomsky hierarchy, such as bucket sort, use an encoder that answers
+at placeholders; all others use a decoder.
 
-Hardware and time: 2 CPU cores, 20 to 60 seconds.
+Hardware and time: 20 to 60 seconds on 2 CPU cores.
 """
 
 import ml_collections

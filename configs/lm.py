@@ -3,21 +3,22 @@
   python train.py --config=configs/lm.py:size=125m,encoding=dape_kerple_log,length=512 \
       --config.data.source=/data/arxiv --workdir=runs/dape_kerple_log
 
-Arguments after the colon: size (125m, 350m, 1.3b, 2.7b, 6.7b), encoding, length (128,
-512, 1024 and 2048 in the papers) and recipe (the optimizer and batch size of a paper:
-dape, kerple or fire). config.data.source is required: a folder made by `python -m
-dape_jax.data.prepare`, with GPT-2's tokenizer in the papers
-(--tokenizer=tokenizer.json of the Hugging Face model openai-community/gpt2).
+Arguments after the colon: size (125m, 350m, 1.3b, 2.7b, 6.7b), encoding, length
+(128, 512, 1024 and 2048 in the papers) and recipe (a paper's optimizer and
+batch size: dape, kerple or fire). config.data.source is required: a folder
+written by `python -m dape_jax.data.prepare`, in the papers with GPT-2's
+tokenizer (--tokenizer=tokenizer.json of the Hugging Face model
+openai-community/gpt2).
 
-The mesh splits the state over the chips that the size needs (fsdp in _SIZES) and the
-batch over all chips, so the same command trains on any larger slice whose chip count
-divides the batch. By the TPU compiler, every size fits on 32 chips of v5e, v5p or v6e
-with 256 rows of up to 2,048 tokens (docs/results/aot.md). The backward pass recomputes
-layers (remat="full"): without it a step moves more memory, and 1.3b and larger do not
-fit on v5e.
+The mesh shards the state over the chips that the size needs (fsdp in _SIZES)
+and the batch over all chips, so the same command trains on any larger slice
+whose chip count divides the batch. According to the TPU compiler, every size
+fits on 32 chips of v5e, v5p or v6e with 256 rows of up to 2,048 tokens
+(docs/results/aot.md). The backward pass recomputes layers (remat="full");
+otherwise a step moves more memory, and 1.3b and larger do not fit on v5e.
 
-Hardware and time: 50,000 steps; docs/results/aot.md lists the roofline time of one.
-To try it on a CPU: --config.data.source=code --config.train.steps=2
+Hardware and time: 50,000 steps; docs/results/aot.md lists roofline times per
+step. To try it on a CPU, pass --config.data.source=code --config.train.steps=2
 --config.optimizer.warmup_steps=1 --config.train.batch_size=2.
 """
 
@@ -45,8 +46,8 @@ _SIZES = {
     "6.7b": (32, 4096, 32, 1.2e-4, 32),
 }
 # The papers' other settings. KERPLE's and DAPE's are from their released configs.
-# FIRE's learning rate, batch size and steps are not checked against its paper (arXiv
-# 2310.04418, appendix): check before quoting them. Its other settings are DAPE's.
+# FIRE's learning rate, batch size and steps are not verified against its paper
+# (arXiv 2310.04418, appendix); its other settings are DAPE's.
 _RECIPES = {
     "dape": dict(
         beta2=0.95, weight_decay=0.1, decay="all", final=0.1, batch_size=256
@@ -87,8 +88,9 @@ def get_config(arguments: str = "") -> ml_collections.ConfigDict:
           dtype="bfloat16",
           remat="full",
       ),
-      # As in the papers: windows cut from the stream, no document boundaries. No
-      # default source: the built-in ones are far too small.
+      # As in the papers, windows are cut from the token stream and ignore
+      # document boundaries. There is no default source: the built-in ones are
+      # too small.
       data=dict(source="", length=length, packing="plain"),
       optimizer=dict(
           learning_rate=learning_rate,

@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
-# A training run on a Cloud TPU slice. Run it from the repository.
+# Trains on a Cloud TPU slice. Run it from the repository.
 #
 #   export TPU=my-slice ZONE=us-east5-a TYPE=v5p-128 BUCKET=gs://my-bucket
 #   docs/running/tpu.sh create      # request the slice; billing starts
-#   docs/running/tpu.sh install     # the current commit, on all workers
-#   docs/running/tpu.sh data /data/arxiv     # a prepared folder, to all workers
+#   docs/running/tpu.sh install     # install the current commit on all workers
+#   docs/running/tpu.sh data /data/arxiv     # copy a prepared folder to workers
 #   docs/running/tpu.sh train runs/arxiv size=1.3b,encoding=dape_kerple_log,length=512 \
 #       --config.data.source=data/arxiv
-#   docs/running/tpu.sh watch       # the log of worker 0; "watch 3": of worker 3
-#   docs/running/tpu.sh stop        # SIGTERM: waits until the run has saved and ended
+#   docs/running/tpu.sh watch       # follow worker 0's log; "watch 3": worker 3's
+#   docs/running/tpu.sh stop        # SIGTERM: save a checkpoint and exit
 #   docs/running/tpu.sh evaluate runs/arxiv --lengths=512,1024,...,32768  # one worker
 #   docs/running/tpu.sh delete      # delete the slice; billing ends
 #
-# Repeat "train", on this slice or another one, to resume the run. SPOT=--spot is
-# cheaper but may be preempted: the run saves a checkpoint first.
+# Rerun "train", on this slice or another one, to resume. SPOT=--spot is cheaper
+# but may be preempted; the run saves a checkpoint first.
 #
-# Needs the gcloud command, logged in; a project with the TPU API turned on and quota
-# for TYPE in ZONE; and a bucket near ZONE that the slice's service account may write
-# to. The first connection creates an ssh key. Slice types, their chips, and their names
-# for `python -m dape_jax.compiler --topology=` (v5p counts two cores per chip):
+# Requires gcloud, logged in; a project with the TPU API enabled and quota for
+# TYPE in ZONE; and a bucket near ZONE that the slice's service account can
+# write to. The first connection creates an ssh key. Slice types, their
+# --topology for `python -m dape_jax.compiler`, and their chips (v5p types count
+# two cores per chip):
 #
 #   TYPE v5litepod-16   --topology=v5e:4x4     16 chips
 #   TYPE v6e-16         --topology=v6e:4x4     16 chips
@@ -56,7 +57,7 @@ case "$command" in
     git archive --format=tar.gz --output="$folder/dape_jax.tar.gz" HEAD
     gcloud compute tpus tpu-vm scp "$folder/dape_jax.tar.gz" "$TPU": \
       --zone="$ZONE" --worker=all
-    # Some images have Python 3.11 already, others a newer version.
+    # Some images have Python 3.11, others a newer version.
     on all "set -e; mkdir -p dape_jax; tar -xzf dape_jax.tar.gz -C dape_jax
       cd dape_jax
       { sudo apt-get -qq update && sudo apt-get -qq install -y python3.11-venv; } ||
@@ -95,7 +96,7 @@ case "$command" in
     : "${2:?flags of eval.py, --lengths=512,1024,...,32768 for example}"
     run=$1
     shift
-    # Runs on one worker, without waiting for the others.
+    # Uses one chip of worker 0, without waiting for the other workers.
     on 0 "cd dape_jax && TPU_PROCESS_BOUNDS=1,1,1 TPU_VISIBLE_CHIPS=0 \
       TPU_CHIPS_PER_PROCESS_BOUNDS=1,1,1 .venv/bin/python eval.py \
       --checkpoint=$BUCKET/$run --output=reports/$run $* &&

@@ -63,7 +63,7 @@ _REJECTED = {
     "--text=no.txt": "no.txt: No such",
     "--text=": "--text is empty",
     "--text=data.txt,more.txt --regions=1": "--regions=1 is less than the 2",
-    "--text=data.txt --split=test": "--split is of the corpus",
+    "--text=data.txt --split=test": "--split has no effect with --text",
     "--retrieval_samples=2": "needs --retrieval",
     "--retrieval=passkeys": 'Did you mean "passkey"',
     "--retrieval=passkey": "16 is too short for passkey",
@@ -86,7 +86,7 @@ _REJECTED = {
     [
         ("--lengths=16", "--checkpoint=DIR or --compare"),
         ("--checkpoint=a", "--lengths"),
-        ("--compare=a --lengths=16 --output=x", "two folders"),
+        ("--compare=a --lengths=16 --output=x", "two or more folders"),
         ("--compare a b --lengths=16", "--output=DIR"),
         ("--compare a a --lengths=16 --output=x", "given twice"),
         *(
