@@ -109,8 +109,8 @@ def grow_cache(cache: Cache, capacity: int) -> Cache:
   """
   if not isinstance(cache.filled, jax.core.Tracer) and overfilled(cache):
     raise ValueError(
-        f"{int(cache.filled)} tokens were appended to {cache.capacity} slots:"
-        " some are lost. Grow the cache before it is full."
+        f"{int(cache.filled)} tokens were appended to {cache.capacity} slots,"
+        " so some are lost. Grow the cache before it is full."
     )
   extra = capacity - cache.capacity
   if extra < 0:
@@ -144,8 +144,8 @@ def append_tokens(
     positions, segment_ids: [B, T] int32 of the new tokens.
 
   Raises:
-    ValueError: the tokens do not fit. Under jit `filled` is unknown, and
-      exceeds the capacity instead; see `overfilled`.
+    ValueError: the tokens do not fit. Not raised under jit, where `filled` is
+      unknown and exceeds the capacity instead; see `overfilled`.
   """
   length = positions.shape[1]
   if not isinstance(cache.filled, jax.core.Tracer):
@@ -165,7 +165,7 @@ def append_tokens(
 
 
 def overfilled(cache: Cache) -> jax.Array:
-  """Returns whether more tokens were appended than fit, bool scalar."""
+  """Returns whether more tokens were appended than fit, as a bool scalar."""
   return cache.filled > cache.capacity
 
 

@@ -222,7 +222,7 @@ def _key_range(call: _Call, arguments):
 class _TileInputs:
   """Inputs of a tile. Keys and `tile` include the halo, the rest do not.
 
-  Arguments have tokens before heads. Each tile is transposed on its own, so
+  Arguments have tokens before heads. Tiles are transposed one at a time, so
   that a long cache is neither copied nor read completely.
   """
 
@@ -396,7 +396,7 @@ def _attention_backward(call, kept, cotangents):
     q_txNxH, q_tokens, out_txNxh, lse_txN, d_out_txNxh, d_lse_txN = _block(
         (query, q, out, lse, d_out, d_lse), i * call.q_block, call.q_block
     )
-    # Row sums of the weights times their cotangents, less the cotangent of the
+    # Row sums of the weights times their cotangents, minus the cotangent of the
     # log-sum-exp, whose gradient with respect to a score is the score's weight.
     delta_txN = jnp.sum(
         out_txNxh.astype(dtype) * d_out_txNxh.astype(dtype), axis=-1

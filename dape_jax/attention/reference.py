@@ -39,8 +39,7 @@ def reference_attention(
   Memory is proportional to T * S: scores [N, T, S] and the score modifier's
   intermediate results are materialized in float32 or wider. The backward pass
   recomputes them. On one device the batch is processed one element at a time,
-  so that only one element's scores are in memory (on a CPU, mostly in its
-  cache).
+  so only one element's scores are in memory (on a CPU, mostly in its cache).
   """
   arguments = {
       "query": query,

@@ -8,9 +8,9 @@ Set the rules inside the jitted function, because `jax.jit`'s cache ignores
 them.
 
 If the queries of a row are sharded, every device gathers all keys and values of
-its rows. If the rules shard the keys as well ("kv_length" like "length"),
-shards of them pass around the devices in a ring instead, and no device holds
-more than two shards at a time.
+its rows. If the rules shard the keys as well ("kv_length" like "length"), the
+devices instead pass shards of keys around a ring, and no device holds more than
+two shards at a time.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from dape_jax.attention.ring import call, map_named, ring_attention, token_axis
 
-# Maps (query, key, value, score_mod, **tokens) to output [B, T, N, H] and
+# Maps (query, key, value, score_mod, **tokens) to output [B, T, N, Hv] and
 # log-sum-exp [B, T, N].
 LocalAttention = Callable[..., tuple[jax.Array, jax.Array]]
 
@@ -98,7 +98,7 @@ def split_attention(
     score_mod: Any,
     **tokens: Any,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns output [B, T, N, H] and log-sum-exp [B, T, N] on a mesh.
+  """Returns output [B, T, N, Hv] and log-sum-exp [B, T, N] on a mesh.
 
   Args:
     local: attention on one device. Receives `kv_halo=True` in a ring whose

@@ -98,7 +98,7 @@ def occupied_tiles(
   """Returns `may_be_visible` for all tiles, bool [..., q blocks, kv blocks]."""
   q = jax.tree.map(lambda x: x[..., :, None], q)
   kv = jax.tree.map(lambda x: x[..., None, :], kv)
-  if q.low.ndim > kv.low.ndim:  # Only one is shared by the batch.
+  if q.low.ndim > kv.low.ndim:  # Only kv is shared by the batch.
     kv = jax.tree.map(lambda x: x[None], kv)
   elif q.low.ndim < kv.low.ndim:
     q = jax.tree.map(lambda x: x[None], q)

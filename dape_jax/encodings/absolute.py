@@ -26,8 +26,8 @@ def sinusoids(
   """
   if width % 2:
     raise ConfigError(
-        f"width={width}: must be even, sinusoids come in pairs of sine and"
-        " cosine."
+        f"width={width}: must be even, since sinusoids come in pairs of sine"
+        " and cosine."
     )
   angles = phases(positions, sinusoid_frequencies(width), dtype)
   pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
@@ -43,12 +43,13 @@ def _plus(x_BxTxD: jax.Array, added: jax.Array) -> jax.Array:
 class Sinusoidal(PositionalEncoding):
   """x_i + [sin(i w_0), cos(i w_0), sin(i w_1), ...], w_k = 10000^(-2k/D).
 
-  x is the embedded token of position i and D its width. No parameters. Added in
-  float32, then rounded to x's dtype. The paper first multiplies x by sqrt(D);
-  here x is used unchanged. Keys after the query are treated like any other.
+  x_i is the embedded token at position i and D its width. No parameters. The
+  sum is computed in float32, then rounded to x's dtype. The paper first
+  multiplies x by sqrt(D); here x is used unchanged. Keys after the query are
+  treated like any other.
 
   Source: Vaswani et al. 2017, section 3.5, arXiv 1706.03762.
-  Extrapolates: hoped for.
+  Extrapolates: possibly, according to the authors.
 
   Attributes:
     num_heads: N, heads of the model's attention; not used here.
@@ -67,11 +68,12 @@ class Sinusoidal(PositionalEncoding):
 class Learned(PositionalEncoding):
   """x_i + table_i, for positions i below max_length.
 
-  x is the embedded token of position i; parameter `table` [max_length, D], N(0,
-  0.02^2) at init, is created by `init` through `embed`. Added in float32, then
-  rounded to x's dtype. The table has no row for positions of max_length or
-  more, or below 0: they raise an error, under jit too, but NaN under jit on TPU
-  (see `checked_positions`). Keys after the query are treated like any other.
+  x_i is the embedded token at position i. The parameter `table`
+  [max_length, D], N(0, 0.02^2) at init, is created by `init` through `embed`.
+  The sum is computed in float32, then rounded to x's dtype. Positions outside
+  the table raise an error, also under jit; under jit on TPU they yield NaN
+  instead (see `checked_positions`). Keys after the query are treated like any
+  other.
 
   Source: Gehring et al. 2017, section 3.1, arXiv 1705.03122.
   Extrapolates: no, max_length is a hard limit.

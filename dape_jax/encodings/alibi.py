@@ -20,8 +20,8 @@ from dape_jax.encodings.tile import (
 def alibi_slopes(num_heads: int) -> PerHead:
   """Returns the slope m_h of each head, [N] float64.
 
-  m_h = 2^(-8 (h + 1) / N) when N is a power of two; otherwise the list of the
-  next lower power of two, then every second slope of twice that power.
+  m_h = 2^(-8 (h + 1) / N) when N is a power of two. Otherwise, the slopes for
+  the next lower power of two, then every second slope for twice that power.
   """
 
   def geometric(n: int) -> np.ndarray:

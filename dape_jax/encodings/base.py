@@ -1,6 +1,7 @@
-"""Base class of all encodings, Linen modules that hold parameters.
+"""Base class of all encodings: Linen modules that hold parameters.
 
-The math is in pure functions, most of them of one tile of scores (see `tile`).
+The math is in pure functions, most of which act on one tile of scores (see
+`tile`).
 """
 
 from typing import Any, ClassVar
@@ -30,7 +31,7 @@ class PositionalEncoding(nn.Module):
   key_features: ClassVar[int] = 0
 
   def embed(self, x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Returns embedded tokens [B, T, D] with their positions, in x's dtype.
+    """Returns embedded tokens x [B, T, D] with encoded positions, in its dtype.
 
     Positions are int32 [T] or [B, T].
     """
@@ -77,7 +78,7 @@ class PositionalEncoding(nn.Module):
       query, key: [B, T, N, H] and [B, T, K, H] of the same tokens, not rotated.
       segment_ids: [B, T] int32; tokens with id 0 are padding and are ignored.
       previous: [B, key_features] float32, key features of the last token in the
-        cache; None if there is none.
+        cache; None without a cache.
 
     Returns:
       A tree of [B, T, ...] arrays, and [B, T, key_features], float32 or wider;
@@ -95,7 +96,7 @@ class PositionalEncoding(nn.Module):
     return None
 
   def score_mod(self) -> ScoreMod | None:
-    """Returns the score modifier for `attention`; None leaves scores as is."""
+    """Returns the score modifier for `attention`; None if there is none."""
     return None
 
   def bias(

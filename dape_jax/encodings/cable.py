@@ -10,12 +10,12 @@ class Cable(RunningSum):
 
   x is the input of the projections; W [D, N] ~ N(0, 0.02^2) and b [N] = 0 at
   init. This follows the authors' released code. The paper has a different
-  formula, g(x_i) (c_i - c_j) with ReLU instead of softplus, which the release
-  does not compute. The released form is FoX's family, since -softplus(y) =
-  log sigmoid(-y). Departure: the release does not divide q . k by sqrt(H); here
-  scores are scaled as for every encoding.
+  formula, g(x_i) (c_i - c_j) with ReLU instead of softplus, which the code does
+  not implement. The released form equals FoX with x W + b negated, since
+  -softplus(y) = log sigmoid(-y). Departure: the released code does not divide
+  q . k by sqrt(H); here scores are scaled as for every encoding.
 
-  Rounding, packed documents and keys after the query are as in `Fox`.
+  For rounding, packed documents and keys after the query, see `Fox`.
 
   Source: Veisi et al. 2025, arXiv 2503.08067, the released code.
   Extrapolates: yes.

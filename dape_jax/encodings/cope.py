@@ -75,12 +75,12 @@ class CopeTile(TileFunction):
 class Cope(PositionalEncoding):
   """A_h(i, j) = S_h(i, j) + (q_i . e)(p_ij), p_ij = sum_{k=j..i} g_ik.
 
-  The position of a key is the sum of the query's gates g_ik = sigmoid(S_h(i,
-  k)), at most n_max - 1. Between integers, the products of the query with two
-  embeddings are interpolated linearly. q is neither scaled nor rotated; the
-  table e [H, n_max] is 0 at init and shared by the heads. The gates take the
-  scaled scores, as in DAPE's released code (the paper writes q . k). Everything
-  is float32, whatever the dtype of q.
+  The position of a key is the sum of the query's gates
+  g_ik = sigmoid(S_h(i, k)), at most n_max - 1. Between integers, the products
+  of the query with two embeddings are interpolated linearly. q is neither
+  scaled nor rotated; the table e [H, n_max] is 0 at init and shared by the
+  heads. The gates use the scaled scores, as in DAPE's released code (the paper
+  writes q . k). Computed in float32 regardless of q's dtype.
 
   p needs whole rows of scores, so the memory of a tile grows with the number of
   keys, and there is no static bias. The keys of a document must be in order of

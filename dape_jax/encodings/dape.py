@@ -1,9 +1,9 @@
 """DAPE (arXiv 2405.14722) around any additive base.
 
-DAPE adds a small network of the scores S and the base's bias B, which mixes all
-heads, to both. The network has no output bias: it would add a constant to each
-row, which softmax cancels, so its exact gradient is 0 and Adam would turn
-rounding noise into full-size steps.
+A small network reads the scores S and the base's bias B, mixes all heads, and
+adds its output to S + B. It has no output bias, which would add a constant to
+each row. Softmax cancels such a constant, so the exact gradient is 0 and Adam
+would turn rounding noise into full-size steps.
 """
 
 import dataclasses
@@ -74,7 +74,7 @@ class DapeTile(TileAround):
 
 
 class AroundAdditive(Around):
-  """Base class of Dape and DapeV2: wraps a base, holds the network.
+  """Base class of Dape and DapeV2: wraps a base and holds the network.
 
   Attributes:
     base: an encoding that adds a bias or leaves the scores unchanged.
@@ -88,8 +88,8 @@ class AroundAdditive(Around):
       raise ConfigError(f"width={self.width}: must be 1 or more.")
     if isinstance(self.base, AroundAdditive):
       raise ConfigError(
-          f"base={type(self.base).__name__}: DAPE goes around an encoding with"
-          " a static bias or none, not around another DAPE."
+          f"base={type(self.base).__name__}: DAPE wraps an encoding with a"
+          " static bias or none, but not another DAPE."
       )
     super().__post_init__()
 
@@ -112,8 +112,8 @@ class AroundAdditive(Around):
     base = self.base.score_mod()
     if base is not None and not isinstance(base.function, AdditiveBias):
       raise ConfigError(
-          f"base={type(self.base).__name__}: DAPE goes around an encoding that"
-          " adds a bias to the scores, or leaves them alone."
+          f"base={type(self.base).__name__}: DAPE wraps an encoding that adds"
+          " a bias to the scores or leaves them unchanged."
       )
     window = self._window()
     size = math.prod(window)
@@ -142,12 +142,12 @@ class AroundAdditive(Around):
 class Dape(AroundAdditive):
   """A = S + B + f([S; B]), f a network over all heads at each (i, j).
 
-  f is Linear(2N, M), LeakyReLU(0.01), Linear(M, N). Around NoPE and RoPE there
-  is no B and f has N inputs. Parameters start at U(-1/sqrt(fan_in),
-  1/sqrt(fan_in)), so f is not zero at init. Departure: no output bias (see the
-  module docstring). Keys after the query are treated as by the base.
+  f is Linear(2N, M), LeakyReLU(0.01), Linear(M, N). NoPE and RoPE have no B, so
+  f then has N inputs. Parameters are U(-1/sqrt(fan_in), 1/sqrt(fan_in)) at
+  init, so f does not start at zero. Departure: no output bias (see the module
+  docstring). Keys after the query are treated as in the base.
 
-  The forms of the paper's ablation:
+  `form` selects a variant of the paper's ablation:
     "concat_residual": S + B + f([S; B]), the default.
     "concat": S + f([S; B]).
     "add_residual": S + B + f(S + B), N inputs.
@@ -155,7 +155,7 @@ class Dape(AroundAdditive):
       same network with S replaced by 0; the rows for S are omitted.
 
   Source: Zheng et al. 2024, equation 4 and section 5, arXiv 2405.14722.
-  Extrapolates: yes, with a base that does.
+  Extrapolates: yes, if the base does.
 
   Attributes:
     base: an encoding that adds a bias or leaves the scores unchanged, for

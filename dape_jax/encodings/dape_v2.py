@@ -90,12 +90,12 @@ class DapeV2(AroundAdditive):
   query or outside its document. The keys of a document must be contiguous and
   in order of position: left-pad prompts of unequal length that continue from a
   cache, since padding between a prompt and its continuation would separate
-  them. Around NoPE and RoPE, which have no bias, g has N inputs. Initial values
-  are DAPE's. Departure: no output bias (see `dape`). Keys after the query are
-  treated as by the base, and the convolutions then reach to both sides.
+  them. NoPE and RoPE have no bias, so g then has N inputs. Parameters are
+  initialized as in DAPE. Departure: no output bias (see `dape`). Keys after the
+  query are treated as in the base; the convolutions then extend to both sides.
 
   Source: Zheng et al. 2024, section 3, arXiv 2410.04798.
-  Extrapolates: yes, with a base that does.
+  Extrapolates: yes, if the base does.
 
   Attributes:
     base: an encoding that adds a bias or leaves the scores unchanged.

@@ -45,9 +45,9 @@ def effective_lengths(
     level: float = LEVEL,
     chunk: int = 65536,
 ) -> np.ndarray:
-  """Returns the smallest distance at which each head's bias is below -2, [N].
+  """Returns the smallest distance where each head's bias is below `level`, [N].
 
-  The head hardly attends to keys beyond it. If the bias stays above the level
+  Heads hardly attend to keys beyond it. If the bias stays above the level
   up to and including max_distance, the result is max_distance + 1.
 
   Args:

@@ -38,8 +38,8 @@ def fire_bias(
 
   x = log(|c (i - j)| + 1) / (log(|c max(i, |m L0|)| + 1) + 1e-6), where i is
   the 0-based position of the query within its document (arXiv 2310.04418,
-  equation 4 and appendix listing). This keeps the normalizer of the listing,
-  with epsilon outside the logarithm.
+  equation 4 and appendix listing). As in the listing, the normalizer's epsilon
+  is outside the logarithm.
 
   Args:
     params: c and m, scalars; kernel_k [in, out] and bias_k [out] of the MLP.
@@ -82,11 +82,10 @@ class Fire(PositionalEncoding):
   """B_h(i, j) = MLP_h(log(|c (i - j)| + 1) / log(|c max(i, |m L0|)| + 1)).
 
   See `fire_bias` for the exact formula. c and m are learned, 0.1 and 1 at init;
-  the MLP starts at U(-1/sqrt(fan_in), 1/sqrt(fan_in)). The released modules
-  have one hidden layer, the paper's formula two. FIRE-S shares one set of
-  parameters between layers (`ModelConfig.share_encoding`). A key after the
-  query has distance j - i over the same normalizer, so the quotient may exceed
-  1.
+  the MLP is U(-1/sqrt(fan_in), 1/sqrt(fan_in)) at init. The released modules
+  have one hidden layer; the paper's formula has two. FIRE-S shares one set of
+  parameters between layers (`ModelConfig.share_encoding`). Keys after the query
+  use the distance j - i and the same normalizer, so the ratio may exceed 1.
 
   Source: Li et al. 2024, equation 4, arXiv 2310.04418.
   Extrapolates: yes.
@@ -97,7 +96,7 @@ class Fire(PositionalEncoding):
     fire_width: hidden width of the MLP.
     fire_layers: hidden layers of the MLP, 1 or 2.
     negative_slope: slope of the hidden units; 0 (ReLU) as published, 0.01
-      inside DAPE-FIRE's released code.
+      in DAPE-FIRE's released code.
   """
 
   num_heads: int

@@ -1,9 +1,9 @@
 """KERPLE: kernelized relative position encodings (Chi et al. 2022).
 
-arXiv 2205.09921. The paper writes the bias inside 1/sqrt(d); here, as in all
-released code, it is added to the scaled scores, so r1 is the paper's / sqrt(d).
-This module has the logarithmic variants and the code common to all;
-`kerple_power_family` has the other variants.
+arXiv 2205.09921. The paper adds the bias before dividing by sqrt(d). Here, as
+in all released code, it is added to the scaled scores, so r1 is the paper's r1
+divided by sqrt(d). This module has the logarithmic variants and the code common
+to all; `kerple_power_family` has the other variants.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class Range:
   maximum: float | None = None
 
 
-# A kernel of a distance's power is positive definite up to the square.
+# A power of the distance gives a positive definite kernel up to the square.
 EXPONENT = Range(initial=2.0, maximum=2.0)
 
 
@@ -163,10 +163,10 @@ class KerpleLogTile(KerpleTile, AdditiveBias):
 class KerpleLog(Kerple):
   """B_h(i, j) = -r1_h log(1 + r2_h (i - j)).
 
-  Learned r1 ~ U[0, 2) and r2 ~ U[0, 1), one each per head, not below 0.01 on
-  use (the gradient passes straight through). DAPE's code learns one set per
-  layer, KERPLE's one for all layers (`ModelConfig.share_encoding`). For a key
-  after the query the distance is |i - j|.
+  r1 and r2 are learned per head, U[0, 2) and U[0, 1) at init. They are clamped
+  on use to at least 0.01, with a straight-through gradient. DAPE's code learns
+  one set per layer, KERPLE's one for all layers (`ModelConfig.share_encoding`).
+  Keys after the query use the distance |i - j|.
 
   Source: Chi et al. 2022, section 4 (logarithmic), arXiv 2205.09921.
   Extrapolates: yes.
@@ -198,11 +198,11 @@ class Kerple3ParaLogTile(KerpleTile, AdditiveBias):
 class Kerple3ParaLog(Kerple):
   """B_h(i, j) = -r1_h log(1 + r2_h (i - j)^r3_h).
 
-  Learned r1, r2 and r3, one each per head, not below 0.01 on use and r3 not
-  above 2 (the gradient passes straight through). Neither the paper nor the code
-  gives initial values; here r1 ~ U[0, 2), r2 ~ U[0, 1) and r3 ~ U[0, 2). The
-  paper shares one set between layers (`ModelConfig.share_encoding`). For a key
-  after the query the distance is |i - j|.
+  r1, r2 and r3 are learned per head and clamped on use to at least 0.01, r3
+  also to at most 2, with a straight-through gradient. Neither the paper nor the
+  code gives initial values; here they are U[0, 2), U[0, 1) and U[0, 2). The
+  paper shares them between layers (`ModelConfig.share_encoding`). Keys after
+  the query use the distance |i - j|.
 
   Source: Chi et al. 2022, section 5.3 (3-para-log), arXiv 2205.09921.
   Extrapolates: yes.

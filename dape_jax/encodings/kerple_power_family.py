@@ -1,7 +1,7 @@
 """KERPLE's variants with a power of the distance (arXiv 2205.09921).
 
-The power is either a bias, or the exponent of a bias or of a factor that
-multiplies the scores.
+The power is the bias itself, the exponent of a bias, or the exponent of a
+factor that multiplies the scores.
 """
 
 import dataclasses
@@ -36,10 +36,10 @@ class KerplePowerTile(KerpleTile, AdditiveBias):
 class KerplePower(Kerple):
   """B_h(i, j) = -r1_h (i - j)^r2_h.
 
-  Learned r1 ~ U[0, 1) and r2 ~ U[0, 2), one each per head, not below 0.01 on
-  use and r2 not above 2 (the gradient passes straight through). The paper
-  shares one set between layers (`ModelConfig.share_encoding`). For a key after
-  the query the distance is |i - j|.
+  r1 and r2 are learned per head, U[0, 1) and U[0, 2) at init. They are clamped
+  on use to at least 0.01, and r2 to at most 2, with a straight-through
+  gradient. The paper shares them between layers (`ModelConfig.share_encoding`).
+  Keys after the query use the distance |i - j|.
 
   Source: Chi et al. 2022, section 4 (power), arXiv 2205.09921.
   Extrapolates: yes.
@@ -67,11 +67,11 @@ class Kerple2ParaBiasTile(KerpleTile, AdditiveBias):
 class Kerple2ParaBias(Kerple):
   """B_h(i, j) = r1_h exp(-r2_h (i - j)^2).
 
-  Learned r1 and r2, one each per head, not below 0.01 on use (the gradient
-  passes straight through). Neither the paper nor the code gives initial values;
-  here r1 ~ U[0, 2) and r2 ~ U[0, 1). The paper shares one set between layers
-  (`ModelConfig.share_encoding`). For a key after the query the distance is |i -
-  j|.
+  r1 and r2 are learned per head and clamped on use to at least 0.01, with a
+  straight-through gradient. Neither the paper nor the code gives initial
+  values; here they are U[0, 2) and U[0, 1). The paper shares them between
+  layers (`ModelConfig.share_encoding`). Keys after the query use the distance
+  |i - j|.
 
   Source: Chi et al. 2022, appendix A.3 (2-para-bias), arXiv 2205.09921.
   Extrapolates: no, according to the authors.
@@ -103,11 +103,11 @@ class Kerple3ParaBiasTile(KerpleTile, AdditiveBias):
 class Kerple3ParaBias(Kerple):
   """B_h(i, j) = r1_h exp(-r2_h (i - j)^r3_h).
 
-  Learned r1, r2 and r3, one each per head, not below 0.01 on use and r3 not
-  above 2 (the gradient passes straight through). Neither the paper nor the code
-  gives initial values; here r1 ~ U[0, 2), r2 ~ U[0, 1) and r3 ~ U[0, 2). The
-  paper shares one set between layers (`ModelConfig.share_encoding`). For a key
-  after the query the distance is |i - j|.
+  r1, r2 and r3 are learned per head and clamped on use to at least 0.01, r3
+  also to at most 2, with a straight-through gradient. Neither the paper nor the
+  code gives initial values; here they are U[0, 2), U[0, 1) and U[0, 2). The
+  paper shares them between layers (`ModelConfig.share_encoding`). Keys after
+  the query use the distance |i - j|.
 
   Source: Chi et al. 2022, appendix A.3 (3-para-bias), arXiv 2205.09921.
   Extrapolates: no, according to the authors.
@@ -140,7 +140,7 @@ class WeightTile(KerpleTile):
     weight, bias = self.weight_and_bias(params, tile, scores.dtype)
     if len(weight) != len(scores):
       raise ValueError(
-          f"an encoding of {len(weight)} heads met scores of {len(scores)}."
+          f"encoding has {len(weight)} heads, but scores have {len(scores)}."
       )
     scores = scores * weight
     return scores if bias is None else scores + bias
@@ -167,11 +167,12 @@ class KerpleBiasWhtTile(WeightTile):
 class KerpleBiasWht(Kerple):
   """A = S_h(i, j) exp(-r3_h (i - j)^r4_h) - r1_h (i - j)^r2_h.
 
-  Learned r1, r3 ~ U[0, 1) and r2, r4 ~ U[0, 2) as in the released code, one
-  each per head, not below 0.01 on use and exponents not above 2 (the gradient
-  passes straight through). The paper shares one set between layers
-  (`ModelConfig.share_encoding`). For a key after the query the distance is
-  |i - j|. Plots of the bias show the second term.
+  The parameters are learned per head. As in the released code, r1 and r3 are
+  U[0, 1) at init, and the exponents r2 and r4 are U[0, 2). They are clamped on
+  use to at least 0.01, and exponents to at most 2, with a straight-through
+  gradient. The paper shares them between layers (`ModelConfig.share_encoding`).
+  Keys after the query use the distance |i - j|. Plots of the bias show the
+  second term.
 
   Source: Chi et al. 2022, section 5.3 (bias+wht), arXiv 2205.09921.
   Extrapolates: yes.
@@ -199,10 +200,10 @@ class Kerple1ParaWhtTile(WeightTile):
 class Kerple1ParaWht(Kerple):
   """A = S_h(i, j) exp(-r1_h (i - j)^2).
 
-  Learned r1, one per head, not below 0.01 on use (the gradient passes straight
-  through), U[0, 1) at init like the factor of the released code's weight. The
-  paper shares one set between layers (`ModelConfig.share_encoding`). For a key
-  after the query the distance is |i - j|. It has no bias to plot.
+  r1 is learned per head, U[0, 1) at init like the factor of the released code's
+  weight. It is clamped on use to at least 0.01, with a straight-through
+  gradient. The paper shares it between layers (`ModelConfig.share_encoding`).
+  Keys after the query use the distance |i - j|. There is no bias to plot.
 
   Source: Chi et al. 2022, appendix A.3 (1-para-wht), arXiv 2205.09921.
   Extrapolates: to a limited extent, according to the authors.
@@ -230,11 +231,11 @@ class Kerple2ParaWhtTile(WeightTile):
 class Kerple2ParaWht(Kerple):
   """A = S_h(i, j) exp(-r1_h (i - j)^r2_h).
 
-  Learned r1 ~ U[0, 1) and r2 ~ U[0, 2) as in the released code, one each per
-  head, not below 0.01 on use and r2 not above 2 (the gradient passes straight
-  through). The paper shares one set between layers
-  (`ModelConfig.share_encoding`). For a key after the query the distance is
-  |i - j|. It has no bias to plot.
+  r1 and r2 are learned per head, U[0, 1) and U[0, 2) at init as in the released
+  code. They are clamped on use to at least 0.01, and r2 to at most 2, with a
+  straight-through gradient. The paper shares them between layers
+  (`ModelConfig.share_encoding`). Keys after the query use the distance |i - j|.
+  There is no bias to plot.
 
   Source: Chi et al. 2022, appendix A.3 (2-para-wht), arXiv 2205.09921.
   Extrapolates: to a limited extent, according to the authors.

@@ -41,7 +41,7 @@ def _log(num_visible: jax.Array, query: jax.Array) -> jax.Array:
 
 
 class SSMax(Around):
-  """A = s_h log(n_i) S + B, n_i the number of keys visible to query i.
+  """A = s_h log(n_i) S + B for n_i keys visible to query i.
 
   Scalable softmax keeps the weights equally sharp for any number of keys. s_h
   is learned per head, 0.43 at init (as in the paper's figure 1). It scales the
@@ -66,7 +66,7 @@ class SSMax(Around):
 
 
 class LogN(Around):
-  """A = max(1, log(n_i) / log(L)) S + B, n_i the keys visible to query i.
+  """A = max(1, log(n_i) / log(L)) S + B for n_i keys visible to query i.
 
   No parameters; no effect up to the training length L. n_i is i + 1 if all keys
   up to the query are visible, as in the sources; in a window it is at most the
@@ -74,7 +74,7 @@ class LogN(Around):
 
   Source: Su 2021 and Chiang and Cholak 2022, arXiv 2202.12172, section 5.3; the
   form with max is that of Bai et al. 2023 (Qwen), arXiv 2309.16609.
-  Extrapolates: further, with a base that does.
+  Extrapolates: further than the base, if the base does.
 
   Attributes:
     base: any encoding.
@@ -86,8 +86,8 @@ class LogN(Around):
   def __post_init__(self):
     if self.train_length < 2:
       raise ConfigError(
-          f"train_length={self.train_length}: must be 2 or more (its logarithm"
-          " divides)."
+          f"train_length={self.train_length}: must be 2 or more: scores are"
+          " divided by its logarithm."
       )
     super().__post_init__()
 
@@ -99,7 +99,7 @@ class LogN(Around):
 
 
 class LearnedSink(Around):
-  """softmax over the keys and one extra logit per head, which has no value.
+  """Softmax over the keys and one extra logit per head, which has no value.
 
   This lets a head attend to nothing. The logit is learned, 0 at init.
 
@@ -135,7 +135,7 @@ class SoftCapTile(TileAround):
 
 
 class SoftCap(Around):
-  """A' = cap tanh(A / cap), A the base's scores, its bias included.
+  """A' = cap tanh(A / cap) for the base's scores A, including its bias.
 
   Source: Gemma Team 2024 (Gemma 2), arXiv 2408.00118, section 2.
   Extrapolates: no claim.

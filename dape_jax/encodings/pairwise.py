@@ -31,9 +31,9 @@ def per_channel(x: PerHead) -> jax.Array:
 def leaky_relu(x: jax.Array, negative_slope: float) -> jax.Array:
   """Returns max(x, negative_slope x), for a slope of 1 or less.
 
-  Takes two operations forward and two backward, half of what autodiff needs: in
-  a kernel the hidden layers are the largest arrays. The gradient at 0 is that
-  of the negative side, as in PyTorch.
+  Takes two operations forward and two backward, half as many as autodiff. This
+  matters in kernels, where the hidden layers are the largest arrays. At 0 the
+  gradient is that of the negative side, as in PyTorch.
   """
   return jnp.maximum(x, negative_slope * x)
 
@@ -58,12 +58,12 @@ def pairwise_linear(
   first, so that the result is channels first without a transpose.
 
   Args:
-    x_Cxtxs: channels first; [C, P] pairs give [E, P].
+    x_Cxtxs: channels first. Also accepts [C, P]; the result is then [E, P].
     kernel_CxE: parameter.
     operand_dtype: see `Tile`.
-    split: corrects the rounding of operands to first order: each operand is the
-      sum of two rounded numbers, and three of the four products are computed.
-      For channels that reach hundreds, where bfloat16 steps by 1 or 2.
+    split: splits each operand into a sum of two rounded numbers and computes
+      three of the four products, which corrects rounding to first order. Use it
+      for channels that reach hundreds, where bfloat16 has a spacing of 1 or 2.
   """
   x_CxP = x_Cxtxs.reshape(len(x_Cxtxs), -1)
   if len(x_CxP) == 1:
@@ -133,8 +133,8 @@ def pairwise_convolve(
 ) -> jax.Array:
   """Returns the valid cross-correlation along keys, [E, t, s - k + 1].
 
-  out[e, i, j] = sum over d < k and c of kernel[d, c, e] x[c, i, j + d]: one
-  matrix product over k C channels.
+  out[e, i, j] = sum over d < k and c of kernel[d, c, e] x[c, i, j + d],
+  computed as one matrix product over k C channels.
 
   Args:
     x_Cxtxs: channels first.

@@ -24,8 +24,8 @@ def randomized_positions(
   Args:
     key: `jax.random` key.
     positions: [T] or [B, T] int32, positions within documents, below T.
-      Negative ones (no token) are kept; T or more, impossible in a row of
-      complete documents, becomes -1.
+      Negative positions (no token) are kept. Positions of T or more, which
+      rows of complete documents do not have, become -1.
     max_length: L_max, at least T.
     batch_size: number of rows B to sample for [T] positions; None samples one
       row, [T].
@@ -43,8 +43,8 @@ def randomized_positions(
   length = positions.shape[-1]
   if max_length < length:
     raise ConfigError(
-        f"max_length={max_length}: must be at least the {length} tokens of a"
-        " row, each gets a position of its own."
+        f"max_length={max_length}: must be at least {length}, the tokens per"
+        " row: each gets a position of its own."
     )
 
   def one_row(key, positions):

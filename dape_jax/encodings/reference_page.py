@@ -28,10 +28,10 @@ of the key, and h the head. `dape_jax.encodings.make(name, num_heads=12,
 **options)` builds any encoding. Where the last column says "yes",
 `make("dape_<name>")`, `make("dape_v2_<name>")` and `make("dape_static_<name>")`
 wrap it in DAPE, in DAPE V2 and in DAPE's non-adaptive control. "Memory" is the
-memory of `attention` besides its inputs and output. Encodings marked "in
-kernels" run in the Pallas kernels on TPU; the others run there as XLA tiles,
-also in linear memory. "Extrapolates" is the claim of the encoding's authors,
-not our measurement.
+memory of `attention` besides its inputs and output. On TPU, encodings marked
+"in kernels" use the Pallas kernels; the others use XLA tiles, also with linear
+memory. "Extrapolates" is what the encoding's authors claim, not a measurement
+of ours.
 
 Parameter counts are for one layer with 12 heads of 64 channels and width 768.
 """
@@ -121,8 +121,8 @@ def page() -> str:
           *rows,
           "\n## Around other encodings\n",
           "`Dape(base)`, `DapeV2(base)` and `Sum(a, b)` compose encodings. The"
-          " others are options of every name: `ssmax=True`, `log_n=512` (the"
-          " training length), `sink=True`, `soft_cap=50.0`. Sizes:\n",
+          " other wrappers are options of every name: `ssmax=True`, `log_n=512`"
+          " (the training length), `sink=True`, `soft_cap=50.0`. Sizes:\n",
           *sizes,
           "",
           *(_details(cls.__name__, cls) for cls in around),

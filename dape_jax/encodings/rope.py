@@ -89,17 +89,17 @@ class Rope(PositionalEncoding):
     return 1.0
 
   def turned_channels(self, head_dim: int) -> int:
-    """Returns the number of rotated channels, the first ones; even."""
+    """Returns the even number of channels, the first ones, that are rotated."""
     if head_dim % 2 and self.fraction == 1:
       raise ConfigError(
-          f"RoPE turns pairs of channels, and head dim {head_dim} is odd;"
-          " choose width / num_heads even."
+          f"RoPE rotates pairs of channels, but head dim {head_dim} is odd;"
+          " make width / num_heads even."
       )
     pairs = int(self.fraction * head_dim) // 2
     if not pairs:
       raise ConfigError(
-          f"fraction={self.fraction}: leaves no pair of head dim {head_dim} to"
-          " turn; choose it larger."
+          f"fraction={self.fraction}: leaves no pair of channels to rotate in"
+          f" head dim {head_dim}; increase it."
       )
     return 2 * pairs
 

@@ -66,7 +66,7 @@ class RopePi(Rope):
   """q_i and k_j rotated by i and j times theta^(-2k/d) / factor.
 
   Position interpolation compresses all positions into the trained range.
-  Everything else is RoPE's.
+  Everything else is as in RoPE.
 
   Source: Chen et al. 2023, section 2.3, arXiv 2306.15595.
   Extrapolates: after some fine-tuning at the longer length.
@@ -92,7 +92,7 @@ class RopeNtk(Rope):
   """q_i and k_j rotated by i and j times (theta s^(d/(d-2)))^(-2k/d).
 
   NTK-aware scaling by a fixed s = factor: the fastest pair rotates as in
-  training, the slowest s times slower. Everything else is RoPE's.
+  training, the slowest s times slower. Everything else is as in RoPE.
 
   Source: Peng et al. 2023, section 3.1, arXiv 2309.00071 (from bloc97, 2023).
   Extrapolates: yes, without fine-tuning.
@@ -124,8 +124,8 @@ class RopeDynamicNtk(Rope):
   therefore has one s; for evaluation, set `length` to the length of the longest
   text. Positions beyond it are rotated with the same s.
 
-  Source: Peng et al. 2023, section 3.3, arXiv 2309.00071; `factor` is Hugging
-  Face's, whose formula this is.
+  Source: Peng et al. 2023, section 3.3, arXiv 2309.00071; the formula with
+  `factor` is Hugging Face's.
   Extrapolates: yes, without fine-tuning.
 
   Attributes:
@@ -134,7 +134,7 @@ class RopeDynamicNtk(Rope):
     fraction: fraction of the head dim that is rotated.
     factor: 1 scales by L / L_train, larger numbers by more.
     train_length: L_train in tokens.
-    length: L, length of the longest text in tokens; 0 is train_length.
+    length: L, length of the longest text in tokens; 0 for train_length.
   """
 
   factor: float = 1.0
@@ -163,8 +163,8 @@ class RopeYarn(Rope):
   YaRN: s = factor; r_k = 0 (as trained) for pairs with at least `beta_fast`
   rotations within the training length, 1 (interpolated) for pairs with at most
   `beta_slow`, see `yarn_ramp`. Rotated channels of both queries and keys are
-  multiplied by 0.1 ln s + 1, so scores by its square. Everything else is
-  RoPE's.
+  multiplied by 0.1 ln s + 1, so scores by its square. Everything else is as in
+  RoPE.
 
   Source: Peng et al. 2023, sections 3.2 and 3.4, arXiv 2309.00071.
   Extrapolates: after little fine-tuning at a longer length.
@@ -175,8 +175,8 @@ class RopeYarn(Rope):
     fraction: fraction of the head dim that is rotated.
     factor: s, evaluation length over training length.
     train_length: training length in tokens.
-    beta_fast: rotations within it from which a pair stays as trained.
-    beta_slow: rotations within it up to which a pair is interpolated.
+    beta_fast: pairs with at least this many rotations stay as trained.
+    beta_slow: pairs with at most this many rotations are interpolated.
   """
 
   factor: float = 4.0

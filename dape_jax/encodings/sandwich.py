@@ -92,7 +92,7 @@ class Sandwich(PositionalEncoding):
   bias is symmetric in i and j, so keys after the query are treated like keys
   before it.
 
-  Source: Chi et al. 2023 (ACL), the bias Sandwich, arXiv 2212.10356.
+  Source: Chi et al. 2023 (ACL), the Sandwich bias, arXiv 2212.10356.
   Extrapolates: yes.
 
   Attributes:

@@ -71,8 +71,8 @@ class Sum(PositionalEncoding):
   def __post_init__(self):
     if self.a.num_heads != self.b.num_heads:
       raise ConfigError(
-          f"a has {self.a.num_heads} heads and b {self.b.num_heads}: the numbers"
-          " of heads must be equal."
+          f"a has {self.a.num_heads} heads and b {self.b.num_heads}: these"
+          " must be equal."
       )
     super().__post_init__()
 
@@ -123,7 +123,7 @@ class Sum(PositionalEncoding):
   def sink(self):
     sinks = [s for s in (self.a.sink(), self.b.sink()) if s is not None]
     if len(sinks) == 2:
-      raise ConfigError("a and b both have a sink; one softmax has one.")
+      raise ConfigError("a and b both have a sink; a sum can have only one.")
     return sinks[0] if sinks else None
 
   def score_mod(self) -> ScoreMod | None:
@@ -131,8 +131,8 @@ class Sum(PositionalEncoding):
     for name, part in parts.items():
       if part is not None and not isinstance(part.function, AdditiveBias):
         raise ConfigError(
-            f"{name}: {type(getattr(self, name)).__name__} does more to the"
-            " scores than to add a bias, so that a sum has no meaning."
+            f"{name}: {type(getattr(self, name)).__name__} does more than add"
+            " a bias to the scores, so it cannot be summed."
         )
     functions = [part and part.function for part in parts.values()]
     if functions == [None, None]:

@@ -1,4 +1,4 @@
-"""T5's relative position bias: a learned number per bucket of distances.
+"""T5's relative position bias: one learned number per distance bucket.
 
 Raffel et al. 2020, arXiv 1910.10683.
 """
@@ -125,8 +125,8 @@ class T5(PositionalEncoding):
   Attributes:
     num_heads: N.
     num_buckets: rows of the table, for both sides together.
-    max_distance: distance from which on all keys are in the last bucket.
-    bidirectional: half the buckets for each side of the query.
+    max_distance: all distances from here on are in the last bucket.
+    bidirectional: uses half the buckets for each side of the query.
     multiplier: c; T5 has none, GPT-NeoX's is the square root of the head dim.
   """
 
@@ -147,7 +147,7 @@ class T5(PositionalEncoding):
     if self.max_distance <= num_exact:
       raise ConfigError(
           f"max_distance={self.max_distance}: must be above {num_exact}, the"
-          " number of buckets of one distance each."
+          " number of buckets that hold one distance."
       )
     super().__post_init__()
 

@@ -73,8 +73,8 @@ class TileFunction:
     halo: neighboring keys needed on each side of the tile. Scores and
       kv_positions include them, the result does not.
     scope: "tile", or "row" if whole rows are needed.
-    large_bias: whether the bias reaches hundreds, where bfloat16 steps by 1 or
-      2.
+    large_bias: whether the bias reaches hundreds, where bfloat16 has a spacing
+      of 1 or 2.
     in_kernel: whether the function can be traced inside a TPU kernel. Such a
       function broadcasts parameters and mixes channels only with the functions
       of `pairwise`, accepts scalars as arrays that may be [1, s], and has no
@@ -89,7 +89,7 @@ class TileFunction:
   def bias(
       self, params: Params, tile: Tile, dtype: jnp.dtype
   ) -> TileScores | None:
-    """Returns what is added to the scores whatever they are, or None."""
+    """Returns the bias, which does not depend on the scores, or None."""
     raise NotImplementedError
 
   def __call__(
@@ -109,7 +109,7 @@ class AdditiveBias(TileFunction):
     bias = self.bias(params, tile, scores.dtype)
     if len(bias) != len(scores):
       raise ValueError(
-          f"an encoding of {len(bias)} heads met scores of {len(scores)}."
+          f"encoding has {len(bias)} heads, but scores have {len(scores)}."
       )
     return scores + bias
 

@@ -103,7 +103,7 @@ class RunningSum(PositionalEncoding):
     return 2 * self.num_heads
 
   def steps(self, logits: jax.Array) -> jax.Array:
-    """Returns the step of each token, 0 or less, in the shape of logits."""
+    """Returns the step of each token, at most 0, in the shape of `logits`."""
     raise NotImplementedError
 
   @nn.compact

@@ -24,9 +24,8 @@ def sinusoids_of_distances(
 ) -> TileScores:
   """Returns z_i . R_{i-j}, R_r = [sin(r w), cos(r w)], [N, t, s].
 
-  By the addition theorem, sin and cos of i - j are products of those of i and
-  j: z rotated by i, times the sinusoids of j, is one matrix product, so that
-  R_{i-j} is never materialized per pair.
+  By the addition theorem, the result is one matrix product of z rotated by i
+  and the sinusoids of j. R_{i-j} is never materialized per pair.
 
   Args:
     z_NxtxD: coefficients, D even; w_k = 10000^(-2k / D).
@@ -73,17 +72,19 @@ class TransformerXLTile(AdditiveBias):
 class TransformerXL(PositionalEncoding):
   """B_h(i, j) = (u_h . k_j + (q_i + v_h) . (W_R R_{i-j})_h) / sqrt(H).
 
-  With the scores S = q_i . k_j / sqrt(H) (attention's default scale, which is
-  assumed) this is ((q_i + u) . k_j + (q_i + v) . W_R R_{i-j}) / sqrt(H). R_r is
-  [sin(r w), cos(r w)], w_k = 10000^(-2k / D_R). u, v [N, H] and W_R [D_R, N, H]
-  ~ N(0, 0.02^2) at init. Parameters and computation are float32.
+  Added to the scores S = q_i . k_j / sqrt(H), which assumes attention's default
+  scale, this gives
+    ((q_i + u) . k_j + (q_i + v) . W_R R_{i-j}) / sqrt(H).
+  R_r is [sin(r w), cos(r w)] with w_k = 10000^(-2k / D_R). u, v [N, H] and
+  W_R [D_R, N, H] are N(0, 0.02^2) at init. Parameters and computation are
+  float32.
 
-  The addition theorem splits the distance into a query part, z_i = (q_i + v)
-  W_R / sqrt(H) with N D_R numbers per query, and a key part, the sinusoids of
-  j, so memory is linear in the length. Departures: layers share u, v and W_R
-  only if they share the whole encoding, and there is no segment recurrence (use
-  a cache). A key after the query gets R of the negative distance, as in the
-  formula.
+  The addition theorem splits the distance into a query part,
+  z_i = (q_i + v) W_R / sqrt(H) with N D_R numbers per query, and a key part,
+  the sinusoids of j, so memory is linear in the length. Departures: layers
+  share u, v and W_R only if they share the whole encoding, and there is no
+  segment recurrence (use a cache). Keys after the query use R of the negative
+  distance, as in the formula.
 
   Source: Dai et al. 2019, section 3.3, arXiv 1901.02860.
   Extrapolates: yes, to a few times the training length.
@@ -114,7 +115,7 @@ class TransformerXL(PositionalEncoding):
     width = self.sinusoid_width or x.shape[-1]
     if width % 2:
       raise ConfigError(
-          f"sinusoid_width=0: is the width of the model, and {width} is odd;"
+          f"sinusoid_width=0: uses the width of the model, and {width} is odd;"
           " choose an even sinusoid_width."
       )
     q_BxTxNxH = without_padding(query, segment_ids)

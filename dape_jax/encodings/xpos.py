@@ -31,15 +31,15 @@ class XPos(Rope):
   For causal attention only: products with keys after the query would grow.
 
   Queries and keys are scaled separately, since keys are cached, and must stay
-  within float32's range. Magnitudes reach 1e35 at position c + 64 b (49,321 by
-  default); positions beyond raise an error, under jit too, but NaN under jit on
-  TPU (see `checked_positions`). The released code sets c to half the length of
-  the call, which is impossible with a cache. Far from c, small gradients of the
-  fastest pair underflow: those below 1e-20 at a distance of 32 b (such as
-  position 0), those below 1e-3 at 64 b, where scores of queries and keys of
-  size 1e-2 are also off by 6%. Use a larger c for evaluation only; a trained
-  model may be evaluated with any c. A negative position (no token) counts as 0.
-  float16 is rejected.
+  within float32's range. Magnitudes reach 1e35 at position c + 64 b, 49,321 by
+  default. Later positions raise an error, also under jit; under jit on TPU they
+  yield NaN instead (see `checked_positions`). The released code sets c to half
+  the length of the call, which is impossible with a cache. Far from c, small
+  gradients of the fastest pair underflow: those below 1e-20 at a distance of
+  32 b (such as position 0), and those below 1e-3 at 64 b, where scores of
+  queries and keys of size 1e-2 are also off by 6%. Use a larger c for
+  evaluation only; a trained model may be evaluated with any c. A negative
+  position (no token) counts as 0. float16 is rejected.
 
   Source: Sun et al. 2022, algorithm 1, arXiv 2212.10554.
   Extrapolates: yes, with the authors' blockwise causal attention.
@@ -64,8 +64,8 @@ class XPos(Rope):
       raise ConfigError(f"gamma={self.gamma}: must be above 0.")
     if not 0 <= self.center <= self.reach():
       raise ConfigError(
-          f"center={self.center}: must be in 0 to {self.reach()}, or position"
-          " 0 has no finite magnitude."
+          f"center={self.center}: must be in 0 to {self.reach()}, so that"
+          " position 0 has a finite magnitude."
       )
     super().__post_init__()
 

@@ -1,4 +1,4 @@
-"""Text that a model writes: `python -m dape_jax.generate --help`."""
+"""Text generation: `python -m dape_jax.generate --help`."""
 
 from dape_jax.generate.sampler import generate
 

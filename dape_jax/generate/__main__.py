@@ -3,9 +3,9 @@
   python -m dape_jax.generate --checkpoint=runs/my_run --prompt="def main("
 
 --checkpoint is the --workdir of a training run (latest step) or one step in its
-checkpoints folder. On a terminal, the text of a single prompt is streamed.
-Texts of several prompts are printed at the end, each under its prompt. Bytes
-that are not UTF-8 are shown as U+FFFD.
+checkpoints folder. On a terminal, the text of a single prompt is streamed. With
+several prompts, each text is printed at the end, below its prompt. Bytes that
+are not UTF-8 are shown as U+FFFD.
 """
 
 import argparse

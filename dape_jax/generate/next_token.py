@@ -9,7 +9,7 @@ import numpy as np
 
 from dape_jax.errors import ConfigError
 
-# float32 cannot distinguish logits divided by more.
+# At higher temperatures, float32 cannot distinguish the logits.
 _MAX_TEMPERATURE = 1e30
 
 
@@ -57,7 +57,7 @@ def make_sampling(
           "0 to 1e30",
       ),
       ("top_k", top_k, top_k >= 0, "1 or more, or 0 for all tokens"),
-      ("top_p", top_p, 0 < top_p <= 1, "above 0 and up to 1, for all tokens"),
+      ("top_p", top_p, 0 < top_p <= 1, "above 0 and up to 1; 1 keeps all"),
       ("seed", seed, 0 <= seed < 2**32, "0 to 2**32 - 1"),
       (
           "vocab_size",
@@ -103,8 +103,8 @@ def cut_logits(
   their probabilities and keeps the smallest set of most likely tokens whose
   total reaches p, at least one.
 
-  Source: top-k, Fan et al. 2018, section 5.4, arXiv 1805.04833; top-p (nucleus),
-  Holtzman et al. 2020, section 3.1, arXiv 1904.09751.
+  Source: top-k, Fan et al. 2018, section 5.4, arXiv 1805.04833; top-p
+  (nucleus), Holtzman et al. 2020, section 3.1, arXiv 1904.09751.
 
   Args:
     logits_V: float32.
@@ -112,7 +112,7 @@ def cut_logits(
     top_k: int32 scalar; 0 keeps all.
     top_p: scalar in (0, 1]; 1 keeps all.
   """
-  # Subtract the maximum first: a small temperature could overflow the others.
+  # Subtract the maximum first: dividing by a small temperature can overflow.
   scaled_V = (logits_V - logits_V.max()) / temperature
   order_V = jnp.argsort(-scaled_V)
   kept_V = (top_k == 0) | (jnp.arange(len(order_V)) < top_k)

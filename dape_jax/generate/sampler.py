@@ -21,9 +21,9 @@ from dape_jax.generate.next_token import (
 )
 from dape_jax.models.layer_encodings import check_positions
 
-# Per call of the compiled program, unless tokens are streamed.
+# Tokens per call of the compiled program, unless they are streamed.
 _TOKENS_PER_CALL = 16
-# Markers instead of a token: the row has stopped; its logits are not finite.
+# Markers in place of a token: the row has stopped; its logits are not finite.
 _STOPPED, _FAILED = -1, -2
 
 
@@ -166,12 +166,12 @@ def generate(
   """Returns the model's continuation of each prompt.
 
   Up to rounding, a row depends only on its prompt and, if sampled, on its index
-  in the batch. There are two exceptions: dynamic NTK scales all rows for the
-  longest one, and DAPE V2 with edge="zero" depends on where the matrix ends.
+  in the batch, with two exceptions: dynamic NTK uses the scale of the longest
+  row, and DAPE V2 with edge="zero" depends on where the matrix ends.
 
-  Prompts are prefilled in chunks, so memory is linear in their length. Programs
-  are compiled per batch size and power-of-two cache capacity (prompt plus new
-  tokens), and per chunk size.
+  Prompts are prefilled in chunks, so memory is linear in their length. A new
+  batch size, power-of-two cache capacity (prompt plus new tokens) or chunk size
+  triggers a compilation.
 
   Args:
     model: decoder such as `models.Transformer`; hashable.
@@ -217,7 +217,7 @@ def generate(
   prompts = [np.asarray(prompt) for prompt in prompts]
   for i, prompt in enumerate(prompts):
     if not prompt.size:
-      raise ConfigError(f"prompts[{i}] is empty: give text or a first token.")
+      raise ConfigError(f"prompts[{i}] is empty: give at least one token.")
     check_ids(f"prompts[{i}]", prompt, config.vocab_size)
   if not prompts:
     return []

@@ -128,16 +128,16 @@ def batches_by_length(
 ) -> list[tuple[int, list[int]]]:
   """Groups texts into batches by the next power of two of their lengths.
 
-  This limits the number of compiled shapes, and the power of two of a text does
-  not depend on the other texts.
+  This limits the number of compiled shapes. A text's power of two does not
+  depend on the other texts.
 
   Args:
     lengths: number of tokens of each text.
     batch_size: maximum batch size.
 
   Returns:
-    [(power of two, indices into `lengths`)], longest texts first, so that
-    running out of memory shows at once. The power is at least 64.
+    [(power of two, indices into `lengths`)], longest texts first, so that an
+    out-of-memory error occurs at once. The power is at least 64.
   """
   buckets = collections.defaultdict(list)
   for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

@@ -39,7 +39,7 @@ def _check_names(name: str, tensors: Mapping[str, Any]) -> None:
   wrapper, base = split_name(name)
   if base not in _RELEASED or name.startswith("dape_static_"):
     raise ConfigError(
-        f'encoding "{name}": not in the released code, which has'
+        f'encoding "{name}" is not in the released code, which has'
         f" {', '.join(_RELEASED)}, alone and inside DAPE and DAPE V2."
     )
   expected, optional = [], set()
@@ -85,9 +85,9 @@ def _reshaped(
 def encoding_params(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the parameters of encoding `name` from released tensors.
 
-  Drops the output bias of DAPE's network (mlp2.2.bias): it adds a constant to a
-  row of scores, which softmax cancels. init_L is a static option, returned by
-  `encoding_options`. KERPLE's values are clamped on use, not here.
+  Drops the output bias of DAPE's network (mlp2.2.bias): it adds a constant to
+  each row of scores, which softmax cancels. init_L is a static option, returned
+  by `encoding_options`. KERPLE's values are clamped on use, not here.
 
   Args:
     name: registry name, for example "dape_kerple_log".

@@ -185,8 +185,8 @@ class Block(nn.Module):
   """x + Attention(LayerNorm(x)), then x + Mlp(LayerNorm(x)).
 
   With config.norm "post": LayerNorm(x + Attention(x)), then
-  LayerNorm(x + Mlp(x)). Dropout applies to each residual branch if the caller passes a
-  "dropout" key.
+  LayerNorm(x + Mlp(x)). Dropout applies to each residual branch if the caller
+  passes a "dropout" key.
 
   Attributes: see `Attention`.
   """

@@ -62,8 +62,8 @@ class Transformer(nn.Module):
   The defaults give the models of the KERPLE and DAPE papers: at width 768 with
   12 layers, 12 heads and a vocabulary of 50,304, the model has 162,322,944
   parameters plus those of the encoding. Other settings give the encoder of
-  Ruoss et al. 2023 (arXiv 2305.16843; see configs/che.py), up to the biases of
-  the attention projections.
+  Ruoss et al. 2023 (arXiv 2305.16843; see configs/che.py), except for the
+  biases of the attention projections.
 
   Parameters are float32, activations `config.dtype`, logits float32. Layers run
   under `nn.scan`, so their parameters are stacked on axis 0 under "layers". If
@@ -118,7 +118,7 @@ class Transformer(nn.Module):
 
     Args:
       tokens: [B, T] int32. An id outside the vocabulary makes the logits of
-        its row NaN, from that token on at least.
+        its row NaN, at least from that token on.
       segment_ids: [B, T] int32. Tokens attend within their segment; id 0 is
         padding. Default: one document per row. Left-pad prompts that continue
         from a cache (see `encodings.DapeV2`).
@@ -132,7 +132,7 @@ class Transformer(nn.Module):
     """
     if cache is not None and not self.config.causal:
       raise ValueError(
-          "an encoder has no cache; call it on the whole text at once."
+          "an encoder has no cache; pass the whole text in one call."
       )
     if positions is None:
       # NumPy, so that positions beyond a learned table fail at trace time.
@@ -140,7 +140,7 @@ class Transformer(nn.Module):
       if cache is not None:
         positions = positions + cache.filled
     if segment_ids is not None:
-      # Padding must not run into the limit of a table.
+      # Padding must not exceed the limit of a table.
       positions = jnp.broadcast_to(positions, tokens.shape)
       positions = jnp.where(segment_ids == 0, 0, positions)
     if cache is None:
@@ -179,7 +179,7 @@ class Transformer(nn.Module):
     return jnp.where(overfilled(cache), jnp.nan, logits_BxTxV), cache
 
   def _initialize_encoding(self, x_BxTxD):
-    """Creates the shared encoding's parameters that only layers use."""
+    """Creates those parameters of the shared encoding that only layers use."""
     config = self.config
     shape = (1, 1, config.num_heads, config.width // config.num_heads)
     heads = jnp.zeros(shape, x_BxTxD.dtype)

@@ -254,7 +254,7 @@ def test_features_reach_the_score_modifier():
 
 def test_wrong_number_of_heads_raises():
   _, score_mod = cases.make("alibi", 1)
-  with pytest.raises(ValueError, match="1 heads met scores of 2"):
+  with pytest.raises(ValueError, match="has 1 heads, but scores have 2"):
     cases.attend(
         dape_jax.Alibi(num_heads=1),
         score_mod,

@@ -135,13 +135,13 @@ def kernels_support(name):
 
 
 def check_repetition(run, result):
-  """T2: results are deterministic, bit for bit."""
+  """Results are deterministic, bit for bit."""
   again = run(inputs(), POSITIONS, IDS, cotangent())
   jax.tree.map(np.testing.assert_array_equal, again, result)
 
 
 def check_padding(run, out, gradients):
-  """T9, T13: padding outputs zeros, and its contents (NaN) have no effect."""
+  """Padding outputs zeros, and its contents (NaN) have no effect."""
   dirty = inputs().copy()
   dirty[IDS == 0] = np.nan
   again = run(dirty, POSITIONS, IDS, cotangent())
@@ -151,7 +151,7 @@ def check_padding(run, out, gradients):
 
 
 def check_documents(run, out, gradients):
-  """T6, T8: packing and padding do not change a document's output."""
+  """Packing and padding do not change a document's output."""
   del gradients
   x, positions, ids = np.zeros_like(inputs()), POSITIONS * 0, IDS * 0
   first, last = slice(0, 9), slice(LENGTH - 8, LENGTH)
@@ -175,13 +175,13 @@ def check_causality(run):
 
 
 def check_shift(run, far, result):
-  """T5: shifting all positions changes nothing."""
+  """Shifting all positions changes nothing."""
   moved = run(inputs(), POSITIONS + far, IDS, cotangent())
   assert_close(moved, result, 2e-5)
 
 
 def check_bfloat16_far_out(name, reference):
-  """T5: positions are exact even where bfloat16 has a spacing of 512."""
+  """Positions are exact even where bfloat16 has a spacing of 512."""
   positions = POSITIONS + CASES[name].far
   run = jax.jit(functools.partial(self_attention, name, "chunked"))
   out = run(
@@ -193,7 +193,7 @@ def check_bfloat16_far_out(name, reference):
 
 
 def check_chunks_through_the_cache(name, run):
-  """T4: decoding in chunks of 6 after left padding matches one pass."""
+  """Decoding in chunks of 6 after left padding matches one pass."""
   positions, ids = POSITIONS[1], IDS.copy()
   ids[0] = np.where(WHOLE < 4, 0, 3)
   positions = np.stack([np.maximum(positions - 4, 0), positions])
@@ -251,7 +251,7 @@ def check_chunks_through_the_cache(name, run):
     )
     return out, keys, values, features
 
-  # The contents of empty slots must not matter (T13).
+  # The contents of empty slots must not matter.
   sizes = (*2 * [HEADS * HEAD_DIM], CASES[name].encoding.key_features)
   slots = [jnp.full((1, *SHAPE[:2], size), jnp.nan) for size in sizes]
   for start in range(0, LENGTH, 6):

@@ -73,7 +73,7 @@ def test_causal_and_windowed_tiles_are_minimal():
 
 
 def test_empty_slots_are_skipped():
-  """T13: a cache with 20 of 64 slots filled occupies three blocks of 8."""
+  """A cache with 20 of 64 slots filled occupies three blocks of 8."""
   first, end = tiling.block_range(occupied_of(64, 8, filled=20))
   np.testing.assert_array_equal(end, [1, 2, 3, 0, 0, 0, 0, 0])
   np.testing.assert_array_equal(first, 0)

@@ -88,7 +88,7 @@ def test_large_bias_is_not_rounded_to_bfloat16(name, on_tpu):
 
 @pytest.mark.parametrize("name", ["dape_kerple_log", V2])
 def test_contents_of_padding_have_no_effect(name, on_tpu):
-  """T13: outputs and gradients are bit for bit the same."""
+  """Outputs and gradients are bit for bit the same."""
   encoding, score_mod = cases.make(name, 2)
   qkv = cases.qkv(0, 1, 40, 2, 8)
   ids = jnp.int32(jnp.arange(40) < 30)[None]

@@ -1,4 +1,4 @@
-"""CABLE against plain float64 NumPy, and FoX with the opposite sign."""
+"""CABLE against plain float64 NumPy and against FoX with negated logits."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -51,7 +51,7 @@ def test_extreme_gates_are_finite():
 
 
 def test_rounding_far_out():
-  """Differences at 700,000 tokens; a plain float32 sum is off by 0.1."""
+  """At 700,000 tokens, where a plain float32 sum is off by 0.1."""
   rng = np.random.default_rng(0)
   steps = np.float32(-np.log1p(np.exp(rng.normal(size=(1, 700_000, 1)))))
   coarse, fine = np.split(running_sum(steps), 2, axis=-1)

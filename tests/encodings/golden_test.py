@@ -1,8 +1,9 @@
-"""The released PyTorch code's numbers, through the public API.
+"""The public API matches the numbers of the released PyTorch code.
 
 The files in tests/golden hold inputs, parameters, outputs and gradients
-computed in float32 with the released code of DAPE (arXiv 2405.14722, 2410.04798).
-They change only if that code does; a mismatch is a bug in this library.
+computed in float32 with the released code of DAPE (arXiv 2405.14722,
+2410.04798). They change only if that code does; a mismatch is a bug in this
+library.
 """
 
 import functools
@@ -90,7 +91,7 @@ def test_context_and_gradients(path):
       for key in arrays
       if key.startswith("grad.")
   }
-  frozen = {"init_L": np.zeros(())}  # no gradient in the files, none in ours
+  frozen = {"init_L": np.zeros(())}  # has no gradient in the files or here
   ours = grad_params
   theirs = (
       neox.encoding_params(

@@ -33,7 +33,7 @@ FORMULAS = {
     Kerple1ParaWht: lambda r, r1: (np.exp(-r1 * r**2), 0),
     Kerple2ParaWht: lambda r, r1, r2: (np.exp(-r1 * r**r2), 0),
 }
-# Initial values are below these.
+# Upper bounds of the initial values.
 INITIAL = {
     KerpleLog: {"r1": 2.0, "r2": 1.0},
     KerplePower: {"r1": 1.0, "r2": 2.0},
@@ -214,5 +214,5 @@ def test_additive_variants_are_biases_and_all_run_in_kernels():
 
 def test_scores_with_another_number_of_heads_are_rejected():
   tile = Kerple1ParaWht.tile()
-  with pytest.raises(ValueError, match="1 heads met scores of 3"):
+  with pytest.raises(ValueError, match="has 1 heads, but scores have 3"):
     jax.eval_shape(tile, {"r1": SCORES[0, 0, :1]}, SCORES, TILE)

@@ -28,7 +28,7 @@ def test_page_is_up_to_date():
         ("fox", 768 * 12 + 12),
         ("cope", 64 * 64),
         ("learned", 512 * 768),
-        # Released: 1,208 + 12 output biases, of which softmax cancels each.
+        # The released network has 12 more, output biases that softmax cancels.
         ("dape_kerple_log", 24 + 1184),
     ],
 )

@@ -109,15 +109,15 @@ def test_invalid_names_and_options_are_rejected(name, options, message):
 
 def test_dape_cannot_wrap_dape():
   inner = dape_jax.Dape(dape_jax.Nope(num_heads=2))
-  with pytest.raises(dape_jax.ConfigError, match="not around another DAPE"):
+  with pytest.raises(dape_jax.ConfigError, match="but not another DAPE"):
     dape_jax.DapeV2(inner)
 
 
 @pytest.mark.parametrize(
     "base, message",
     [
-        (encodings.Cope(num_heads=2), "base=Cope: DAPE goes around"),
-        (encodings.KerpleBiasWht(num_heads=2), "adds a bias"),
+        (encodings.Cope(num_heads=2), "base=Cope: DAPE wraps an"),
+        (encodings.KerpleBiasWht(num_heads=2), "that adds a bias"),
     ],
 )
 def test_dape_wraps_additive_encodings_only(base, message):

@@ -1,8 +1,8 @@
 """FIRE can represent other biases: Theorem 3.1 of arXiv 2310.04418, in float64.
 
 FIRE's form is f(psi(i - j) / psi(L)) with L the threshold, here the largest
-length. Where psi is the logarithm the left side is `fire_bias`; for the other
-psi it is written out.
+length. If psi is the logarithm, the form is `fire_bias`; for other psi it is
+written out.
 """
 
 import functools
@@ -45,7 +45,7 @@ def bias(function, params):
 
 
 def fire_with(c, kernels, biases):
-  """Returns FIRE's bias of one threshold, LONGEST, and ReLU."""
+  """Returns FIRE's bias with ReLU and the threshold LONGEST."""
   params = {"c": np.float64(c), "m": np.float64(1)}
   for k, (kernel, offset) in enumerate(zip(kernels, biases)):
     params |= {f"kernel_{k}": kernel, f"bias_{k}": offset}
@@ -92,7 +92,7 @@ def test_alibi(num_heads):
 def test_t5_of_32_buckets_takes_47_units(seed, c):
   table = np.random.default_rng(seed).normal(size=(32, 3))
   borders = np.array(t5_bucket_borders())
-  # A line between the last distance of each bucket and the first of the next.
+  # Linear between the last distance of each bucket and the first of the next.
   knots = np.unique(np.concatenate([borders, borders[1:] - 1]))
   heights = table[np.searchsorted(borders, knots, side="right") - 1]
   knots = np.log(c * knots + 1) / (np.log(c * LONGEST + 1) + fire.EPSILON)

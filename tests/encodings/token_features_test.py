@@ -1,4 +1,4 @@
-"""Laws of every encoding with per-token features."""
+"""Invariants of every encoding with per-token features."""
 
 import pytest
 import token_cases

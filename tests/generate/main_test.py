@@ -28,8 +28,8 @@ from dape_jax.generate.__main__ import TextAfter, heading, main
 from dape_jax.models import Transformer
 
 _TOKENIZER = data.make_tokenizer("bytes")
-# What follows "a", then the end of the document, then what is not UTF-8 and half
-# a character. After "z" all tokens are equally likely.
+# Text that follows "a", the end of the document, an invalid byte, and half a
+# character. After "z" all tokens are equally likely.
 _CHAIN = [*b"a", *"é€".encode(), _TOKENIZER.eos, 0xFF, 0xC3]
 
 

@@ -34,7 +34,7 @@ from dape_jax.interop import lm_eval_requests
 from dape_jax.models import Transformer
 
 _EOS = 257
-# Numbers of texts are even: another number of rows would be compiled anew.
+# Even numbers of texts, because another batch size would be compiled again.
 _QUESTIONS = [
     {"question": "Who?", "choices": ["I", "you", "not I"], "answer": 1},
     {"question": "Where is it: ", "choices": ["in", "out"], "answer": 0},
@@ -265,7 +265,7 @@ def test_batch_size_changes_neither_results_nor_order(make_lm, direct, written):
       (context, context[:3] + "..."[:n])
       for context, n in zip(_CONTEXTS * 2, (1, 2, 3, 1, 2, 2, 1, 3))
   ]
-  # An empty continuation is certain; spaces go to the continuation.
+  # An empty continuation has probability 1; spaces go to the continuation.
   pairs += [("Why", ""), ("   ", "x")]
   expected = [
       direct([*(c.encode() or [_EOS]), *t.encode()], len(t.encode()))

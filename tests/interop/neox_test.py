@@ -1,4 +1,4 @@
-"""Released tensor names; the numbers are in encodings/golden_test.py."""
+"""Released tensor names; encodings/golden_test.py checks the numbers."""
 
 import itertools
 import logging

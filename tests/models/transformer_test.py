@@ -14,8 +14,8 @@ from dape_jax.models import Transformer
 from dape_jax.models.layer_encodings import check_positions
 
 VOCAB = 32
-# One of each way to reach into the model: embeddings, queries and keys, scores,
-# features that the cache keeps, and layers that differ.
+# One encoding for each place where encodings act: embeddings, queries and keys,
+# scores, cached features, and layers with different encodings.
 NAMES = (
     "learned",
     "rope",
@@ -75,7 +75,7 @@ def num_parameters(**config):
         ("nope", False, 0),
         ("kerple_log", True, 24),
         ("kerple_log", False, 12 * 24),
-        # Released: 1,196 and 3,500 a layer; ours without 12 output biases.
+        # Released: 1,196 and 3,500 per layer, with 12 output biases.
         ("dape_alibi", False, 12 * 1184),
         ("dape_v2_alibi", False, 12 * 3488),
         ("dape_v2_fire", True, 3488 + 462),
@@ -131,7 +131,6 @@ def apply_in_chunks(model, params, tokens, chunk):
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_chunks_through_the_cache_equal_the_full_pass(name, chunk):
-  """T4."""
   model = tiny(name, num_layers=3 if "," in name else 2)
   params = initialized(model)
   tokens = random_tokens(1, 2, 129)
@@ -217,7 +216,7 @@ def test_shared_encodings_have_one_set_of_parameters(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_padding_on_either_side_changes_nothing(name):
-  """T6: left-padded, right-padded and unpadded rows; T8: packed rows."""
+  """Left-padded, right-padded and unpadded rows, and packed rows."""
   model = tiny(name, num_layers=3 if "," in name else 2)
   params = {"params": initialized(model)}
   first, second = np.asarray(random_tokens(2, 2, 6))
@@ -246,7 +245,6 @@ def test_padding_on_either_side_changes_nothing(name):
 
 @pytest.mark.parametrize("name", ["dape_v2_kerple_log", "fire"])
 def test_garbage_in_unused_slots_has_no_effect(name):
-  """T13."""
   model = tiny(name)
   params = {"params": initialized(model)}
   tokens = random_tokens(1, 1, 6)
@@ -263,7 +261,7 @@ def test_garbage_in_unused_slots_has_no_effect(name):
 
 
 def test_cache_overflow_raises_or_yields_nan():
-  """T3: an error outside jit, NaN under jit, never a wrong number."""
+  """An error outside jit, NaN under jit, never a wrong number."""
   model = tiny("rope")
   params = {"params": initialized(model)}
   tokens = random_tokens(1, 1, 5)
@@ -283,13 +281,13 @@ def test_cache_overflow_raises_or_yields_nan():
 def test_overflowed_cache_does_not_grow():
   model = tiny("rope")
   cache = model.empty_cache(1, 4).replace(filled=jnp.int32(5))
-  with pytest.raises(ValueError, match="5 tokens were put into 4 slots"):
+  with pytest.raises(ValueError, match="5 tokens were appended to 4 slots"):
     grow_cache(cache, 8)
 
 
 @pytest.mark.parametrize("bad", [-1, VOCAB, 999])
 def test_id_outside_the_vocabulary_yields_nan(bad):
-  """T3: no other embedding row is used instead."""
+  """No other embedding row is used instead."""
   model = tiny("rope")
   tokens = random_tokens(1, 2, 5)
   logits = jitted(model)(
@@ -329,7 +327,7 @@ def test_remat_changes_no_gradient():
     ],
 )
 def test_odd_sizes(changes):
-  """T15, with a single token too."""
+  """With a single token, too."""
   model = tiny(**changes)
   params = {"params": initialized(model)}
   tokens = random_tokens(1, 2, 9)

@@ -27,7 +27,7 @@ def backward(settings, batched, tokens, params):
     settings: settings of the kernel.
     batched: q [B, N, T, H], k [B, K, S, H], v [B, K, S, Hv], the cotangent of
       out [B, N, T, Hv], lse [B, N, T], and delta [B, N, T]: the row sums of out
-      times its cotangent, less the cotangent of lse.
+      times its cotangent, minus the cotangent of lse.
     tokens, params: as in the forward kernel.
 
   Returns:

@@ -53,7 +53,7 @@ def broadcast_first(tree):
 
 
 def in_lanes(x: jax.Array) -> jax.Array:
-  """Returns a kernel's form of a parameter: per-head numbers in every lane."""
+  """Returns a parameter as kernels take it: per-head numbers in every lane."""
   x = x.astype(jnp.float32)
   if x.ndim > 1:
     return x
@@ -116,7 +116,7 @@ def differentiable(forward, backward, channel_axis: int):
     backward: maps (settings, (q, k, v, cotangent of out, lse, delta), tokens,
       params) to the gradients of q, k, v and, with a leading batch axis, of
       each parameter; delta [B, N, T] is out times its cotangent summed over
-      channels, less the cotangent of lse.
+      channels, minus the cotangent of lse.
     channel_axis: channel axis of out.
   """
 

@@ -32,7 +32,7 @@ def unsupported(
     q_features: Any,
     kv_features: Any,
 ) -> str | None:
-  """Returns in one line why the kernels do not support a call, or None."""
+  """Returns a line on why the kernels do not support a call, or None."""
   if q_features is not None or kv_features is not None:
     return "the kernels do not support token features"
   if score_mod is not None:
@@ -52,7 +52,7 @@ def unsupported(
   if num_queries < _MIN_QUERIES:
     return f"{num_queries} queries are fewer than {_MIN_QUERIES}"
   if sharded.is_left_to_compiler():
-    return f"a batch of {batch} is not divisible by the mesh's devices"
+    return f"a batch of {batch} is not divisible by the number of devices"
   return None
 
 

@@ -24,7 +24,7 @@ def backward(settings, batched, tokens, params):
     settings: settings of the kernel.
     batched: q [B, N, H, T], k [B, K, S, H], v [B, K, S, Hv], the cotangent of
       out [B, N, Hv, T], lse [B, N, T], and delta [B, N, T]: the row sums of out
-      times its cotangent, less the cotangent of lse.
+      times its cotangent, minus the cotangent of lse.
     tokens, params: as in the forward kernel.
 
   Returns:

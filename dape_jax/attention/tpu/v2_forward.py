@@ -30,7 +30,7 @@ def unsupported(
     q_features: Any,
     kv_features: Any,
 ) -> str | None:
-  """Returns in one line why the kernels do not support a call, or None."""
+  """Returns a line on why the kernels do not support a call, or None."""
   if score_mod is None or not isinstance(score_mod.function, DapeV2Tile):
     return "the score modifier is not DAPE V2"
   function = score_mod.function
