@@ -1,4 +1,4 @@
-"""Flags of the commands, and how commands start and fail."""
+"""Command-line flags, start-up and error handling of the commands."""
 
 import argparse
 import ast
@@ -21,7 +21,7 @@ _WHOLE = r"\s*[+-]?\d+(_\d+)*(\.\d+)?([eE][+-]?\d{1,2})?\s*"
 
 
 def whole_number(text: str) -> int:
-  """Returns the whole number that a flag gives: 1000, 1_000 or 1e3.
+  """Parses a whole number such as 1000, 1_000 or 1e3.
 
   Raises:
     ValueError: the text is not a whole number.
@@ -46,7 +46,7 @@ def define_whole_number(
     help_string: str,
     lower_bound: int | None = None,
 ) -> flags.FlagHolder:
-  """Returns the flag that `flags.DEFINE_integer` defines, of `whole_number`."""
+  """Like `flags.DEFINE_integer`, but parses with `whole_number`."""
   return flags.DEFINE(
       _WholeNumberParser(lower_bound),
       name,
@@ -57,7 +57,7 @@ def define_whole_number(
 
 
 def whole_number_type(lower_bound: int | None = None) -> Callable[[str], int]:
-  """Returns the argparse `type` of a whole number."""
+  """Returns an argparse `type` that parses with `whole_number`."""
   parser = _WholeNumberParser(lower_bound)
 
   def parse(text: str) -> int:
@@ -70,7 +70,7 @@ def whole_number_type(lower_bound: int | None = None) -> Callable[[str], int]:
 
 
 class ArgumentParser(argparse.ArgumentParser):
-  """Raises a ConfigError for wrong arguments; for commands with sub-commands."""
+  """A parser for subcommands; raises ConfigError for invalid arguments."""
 
   def error(self, message: str) -> NoReturn:
     raise ConfigError(f"{message} (see {self.prog} --help)")
@@ -81,7 +81,7 @@ class ArgumentParser(argparse.ArgumentParser):
     return action
 
   def parse_args(self, args=None, namespace=None):
-    # Before argparse asks for the required flag that was misspelled.
+    # First: argparse would report a misspelled required flag as missing.
     for word in sys.argv[1:] if args is None else args:
       if word == "--":
         break
@@ -96,8 +96,8 @@ class Override(NamedTuple):
 
   Attributes:
     typed: the flag as typed.
-    path: of the setting, such as "train.steps".
-    text: the value; None if there is none, as in --config.mesh.ring.
+    path: path of the setting, such as "train.steps".
+    text: the value; None without a value, as in --config.mesh.ring.
     negated: the flag has the form --noconfig.mesh.ring.
   """
 
@@ -146,7 +146,7 @@ def _take_overrides(words: Iterable[str]) -> list[str]:
 
 
 def _unknown_flag(word: str, names: Iterable[str], script: str) -> ConfigError:
-  """Returns the error that gives the flag as typed and the nearest one."""
+  """Returns an error with the flag as typed and the closest match."""
   typed, equals, value = word.lstrip("-").partition("=")
   root, dot, path = typed.partition(".")
   if dot:  # A typo in --config, or --config left out.
@@ -160,10 +160,10 @@ def _unknown_flag(word: str, names: Iterable[str], script: str) -> ConfigError:
 
 
 def refuse_arguments(argv: Sequence[str]) -> None:
-  """Raises a ConfigError if there are arguments that are not flags.
+  """Raises a ConfigError for positional arguments.
 
   Args:
-    argv: what `main` gets, program name first.
+    argv: arguments of `main`; the first is the program name.
   """
   if argv[1:]:
     word = argv[1]
@@ -180,7 +180,7 @@ def _program() -> list[str]:
 
 
 def command() -> str:
-  """Returns the running command as typed in the repository's root."""
+  """Returns the running command, relative to the repository root."""
   return shlex.join([*_program(), *sys.argv[1:]])
 
 
@@ -199,13 +199,13 @@ def run(
 ) -> None:
   """Parses absl flags, calls `main` with the remaining arguments and exits.
 
-  Exit status: the value `main` returns (None is 0); 2 with one line on stderr for
-  wrong input (a ConfigError or a flag that cannot be parsed); 130 after Ctrl-C;
-  141 when the reader of standard output closes it.
+  Exit status: the value `main` returns (None is 0); 2 with one line on stderr
+  for wrong input (a ConfigError or a flag that cannot be parsed); 130 after
+  Ctrl-C; 141 if the reader of stdout closes the pipe.
 
   Args:
     main: takes the program name and the arguments that are not flags.
-    argv: default sys.argv.
+    argv: the command line; defaults to sys.argv.
   """
   argv = list(sys.argv if argv is None else argv)
   script = os.path.basename(argv[0])
@@ -231,7 +231,7 @@ def run(
     sys.stdout.flush()
     sys.exit(status)
   except BrokenPipeError:
-    # The reader, such as head, has enough. Flushing the rest at exit would fail
+    # The reader, such as head, closed the pipe. Flushing at exit would fail
     # again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(141)

@@ -1,4 +1,4 @@
-"""The error raised for wrong input, and the hint that names the nearest name."""
+"""The error for invalid input, and "Did you mean" hints."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ _LISTED = 20
 
 
 class ConfigError(ValueError):
-  """Raised for wrong input: a setting, a flag, a file, a checkpoint.
+  """Raised for an invalid setting, flag, file or checkpoint.
 
   The message is one line that names the field and the fix. Scripts print it
   without a traceback and exit with status 2.
@@ -24,13 +24,13 @@ def first_cause(error: BaseException) -> BaseException:
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
   """Returns ' Did you mean "x"? Valid: a, b, x.' for an unknown `name`.
 
-  Lists the nearest names if there are more than 20.
+  Lists the 20 closest names if there are more.
   """
   valid = sorted(valid)
 
   def likeness(candidate: str) -> tuple[float, float]:
-    # A prefix counts as the full name ("kerple" is "kerple_log"), and the shortest
-    # full name wins.
+    # A prefix matches as well as the full name ("kerple" for "kerple_log");
+    # ties go to the shortest full name.
     ratio = lambda end: difflib.SequenceMatcher(None, name, end).ratio()
     whole = ratio(candidate)
     return max(whole, ratio(candidate[: len(name)])), whole

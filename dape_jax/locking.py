@@ -1,4 +1,4 @@
-"""A lock for folders that only one process may write to."""
+"""A file lock that gives one process exclusive access to a folder."""
 
 import contextlib
 import fcntl
@@ -16,7 +16,7 @@ def locked(file: str | os.PathLike[str], message: str) -> Iterator[None]:
 
   Args:
     file: lock file, created if missing and never deleted.
-    message: text of the error.
+    message: error message if another process holds the lock.
 
   Raises:
     ConfigError: another process holds it.

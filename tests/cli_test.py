@@ -1,4 +1,4 @@
-"""Commands refuse wrong flags in one line with exit status 2."""
+"""Commands reject invalid flags with a one-line error and exit status 2."""
 
 import argparse
 import pathlib

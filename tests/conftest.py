@@ -1,8 +1,8 @@
 """Eight emulated CPU devices; accidental rank promotion is an error.
 
-Programs are compiled without LLVM's optimizations, and by XLA's older emitters
-where they still exist: the tests' programs are small and run once, so compilation
-takes most of the suite's time.
+Programs compile without LLVM's optimizations, and with XLA's older emitters
+where available: test programs are small and run once, so compilation dominates
+the time of the suite.
 """
 
 import importlib.metadata
@@ -41,7 +41,7 @@ _TINY_CONFIG = pathlib.Path(__file__).parent / "support" / "tiny_config.py"
 
 @pytest.fixture(scope="session", autouse=True)
 def _compile_once(tmp_path_factory):
-  """Workers, and the commands that tests start, share what they compile."""
+  """Test workers and the commands they start share a compilation cache."""
   folder = tmp_path_factory.getbasetemp()
   if "PYTEST_XDIST_WORKER" in os.environ:
     folder = folder.parent
@@ -87,7 +87,7 @@ def _make_corpus(folder, seed=0):
 def make_corpus():
   """Returns a function: folder, seed -> corpus with 41 training windows.
 
-  So the tiny config's batches of 8 cross an epoch border within a batch.
+  With the tiny config's batches of 8, an epoch ends within a batch.
   """
   return _make_corpus
 

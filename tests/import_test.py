@@ -1,4 +1,4 @@
-"""`import dape_jax` is light and gives the public names."""
+"""`import dape_jax` is light and exports the public names."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""docs/running: the commands that the scripts run, with a fake gcloud."""
+"""docs/running: the commands that its scripts run, with a fake gcloud."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ _ROOT = pathlib.Path(__file__).parents[1]
 
 @pytest.fixture
 def tpu(tmp_path):
-  """Returns a function that runs tpu.sh with a gcloud that prints its arguments."""
+  """Returns a function: arguments -> result of tpu.sh, with a fake gcloud."""
   gcloud = tmp_path / "gcloud"
   gcloud.write_text('#!/bin/sh\nprintf "%s\\n" "$*"\n')
   gcloud.chmod(0o755)

@@ -21,17 +21,17 @@ def absolute_path(path: str | os.PathLike[str]) -> epath.Path:
 
 
 def _is_step(path: epath.Path) -> bool:
-  # The name of a run may be a number, too.
+  # A run's folder may have a number as its name, too.
   items = ("params", "metadata")
   return path.name.isdigit() and any((path / item).is_dir() for item in items)
 
 
 def step_folders(folder: epath.Path) -> list[epath.Path]:
-  """Returns the finished steps in a folder, the latest first.
+  """Returns the folders of finished steps, latest first.
 
-  In the local `checkpoints` folder of a run every number is a finished step: a
-  folder gets its name when it is complete, so one without items is damaged. On
-  gs:// a folder has its name from the start.
+  In a run's local `checkpoints` folder every numbered folder is a finished
+  step: it is renamed into place when complete, so one without items is damaged.
+  On gs:// an unfinished save already has its final name.
   """
   if not folder.is_dir():
     return []

@@ -23,11 +23,11 @@ class Run:
   Attributes:
     checkpoint: path as given.
     workdir: folder of the training run.
-    config: of the experiment.
+    config: the experiment's config.
     params: nested dict of float32 arrays; None until `load_params`.
-    step: optimizer steps of the checkpoint.
-    fingerprint: of the training corpus; comma-separated if there are several.
-    checksum: of the parameters' bits.
+    step: number of optimizer steps.
+    fingerprint: training corpus fingerprints, separated by commas.
+    checksum: checksum of the parameters, see `bit_checksum`.
   """
 
   checkpoint: str
@@ -40,10 +40,10 @@ class Run:
 
 
 def find_run(path: str) -> Run:
-  """Returns a checkpoint without its parameters.
+  """Finds a checkpoint without loading its parameters.
 
   Args:
-    path: workdir, its `checkpoints` folder, or one step in there.
+    path: a workdir, its `checkpoints` folder, or one step in it.
 
   Raises:
     ConfigError: no finished checkpoint exists, or its metadata is damaged.
@@ -77,7 +77,7 @@ def load_params(run: Run) -> Any:
   if int(bit_checksum(params)) != run.checksum:
     raise ConfigError(
         f"{run.checkpoint}: the parameters changed during evaluation, probably"
-        " by another training run; rerun the command when that has ended."
+        " by another training run; rerun the command after it ends."
     )
   return params
 
@@ -103,7 +103,7 @@ def check_reads_text(run: Run, instead: str) -> None:
 
 
 def warn_of_edge(run: Run, name: str) -> None:
-  """Warns on stderr if results depend on where chunks end."""
+  """Warns on stderr if results depend on chunk boundaries."""
   if run.config.model.encoding_options.get("edge") == "zero":
     print(
         f'{name}: edge="zero" of DAPE V2 is not prefix-invariant; with a cache,'
@@ -113,9 +113,10 @@ def warn_of_edge(run: Run, name: str) -> None:
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:
-  """Returns for each run the shortest end of its path that is unique.
+  """Returns the shortest unique path suffix of each run.
 
-  No name is "crop", which is the baseline. Unprintable characters become "?".
+  The name "crop" is reserved for the baseline. Unprintable characters become
+  "?".
 
   Raises:
     ConfigError: the same checkpoint is given twice.
@@ -141,7 +142,7 @@ def run_names(runs: Sequence[Run]) -> list[str]:
 
 
 def load_tokenizer(run: Run) -> data.Tokenizer:
-  """Returns the tokenizer of a run, which was trained on text.
+  """Returns the tokenizer of a run trained on text.
 
   Raises:
     ConfigError: it is missing, or differs from the one used in training.
@@ -164,8 +165,8 @@ def load_corpus_of(
       first source of the first run.
 
   Raises:
-    ConfigError: the runs' corpora differ, or the current corpus differs from
-      theirs, so that test tokens may have been trained on.
+    ConfigError: the runs' corpora differ, or the corpus found differs from
+      theirs, so that its test split may contain their training tokens.
   """
   first = runs[0]
   for run in runs[1:]:
@@ -186,6 +187,6 @@ def load_corpus_of(
     raise ConfigError(
         f"{first.checkpoint} was trained on corpus {first.fingerprint}, the one"
         f" found is {corpus.fingerprint} (package versions affect the corpus):"
-        " give --source=FOLDER of the training corpus."
+        " pass the training corpus as --source=FOLDER."
     )
   return corpus

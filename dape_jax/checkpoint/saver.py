@@ -1,7 +1,7 @@
 """Writes checkpoints in the background.
 
-Orbax renames the folder of a step into place when it is complete, so a killed save
-leaves nothing that looks finished.
+Orbax renames a step's folder into place once it is complete, so an interrupted
+save never looks finished.
 """
 
 import contextlib
@@ -20,19 +20,21 @@ from dape_jax.parallel import distributed
 
 
 class CheckpointSaver:
-  """Writes checkpoints in the background; a context manager that waits for them.
+  """Context manager that saves checkpoints in the background; waits on exit.
 
-  If a checkpoint cannot be written (for example on a full disk), the saver reports
-  it and skips it; training continues, and earlier checkpoints stay.
+  If a checkpoint cannot be written (for example on a full disk), the saver
+  prints the reason and skips it; training continues, and earlier checkpoints
+  stay.
   """
 
   def __init__(self, directory: epath.Path, keep: int, keep_every: int = 0):
-    """Opens or creates the folder; removes the remains of killed saves.
+    """Opens or creates the folder; removes leftovers of interrupted saves.
 
     Args:
       directory: absolute path of the folder of steps.
       keep: number of latest checkpoints to keep.
-      keep_every: also keep multiples of this step; 0 keeps no others.
+      keep_every: also keep checkpoints at multiples of this step; 0 turns this
+        off.
     """
     policies = ocp.training.preservation_policies
     kept = [policies.LatestN(keep)]
@@ -68,7 +70,7 @@ class CheckpointSaver:
   ) -> None:
     """Starts a save; the state may be donated as soon as this returns.
 
-    Every process calls this. The config and data_state must convert to JSON.
+    Every process calls this. config and data_state must be JSON-serializable.
     """
     self.wait()
     items = state_items(state)
@@ -90,7 +92,7 @@ class CheckpointSaver:
       self._failure = e
 
   def wait(self) -> bool:
-    """Waits for the last save; returns whether it succeeded in all processes."""
+    """Waits for the last save; returns whether all processes succeeded."""
     if self._saving is None:
       return True
     step, failure = self._saving, self._failure
@@ -109,16 +111,17 @@ class CheckpointSaver:
     kept = step_folders(self._directory)
     latest = f"the latest is {kept[0]}" if kept else "there is none"
     distributed.say(
-        f"step {step}: its checkpoint could not be written ({reason}); {latest}."
+        f"step {step}: its checkpoint could not be written ({reason});"
+        f" {latest}."
     )
     return False
 
   def _remove_unfinished(self) -> None:
-    """Removes the remains of failed saves."""
+    """Removes leftovers of failed saves."""
     if jax.process_index() != 0:
       return
     for step in self._failed:
       for folder in self._directory.glob(f"{step}.orbax-checkpoint-tmp*"):
-        # Threads of the save may still add files; __exit__ tries again after them.
+        # Save threads may still add files; __exit__ tries again after they end.
         with contextlib.suppress(OSError):
           folder.rmtree(missing_ok=True)

@@ -11,7 +11,7 @@ import optax
 
 @flax.struct.dataclass
 class TrainState:
-  """What a training step updates.
+  """State that a training step updates.
 
   Attributes:
     step: int32 scalar, number of updates done.
@@ -25,20 +25,21 @@ class TrainState:
 
 
 def init_params(model: nn.Module, key: jax.Array) -> Any:
-  """Returns the initial parameters of a model; pure, to be jitted or traced."""
-  # No parameter's shape depends on the length, so one token is enough.
+  """Returns the initial parameters of a model; can be jitted or traced."""
+  # Parameter shapes do not depend on the sequence length, so one token
+  # suffices.
   return model.init(key, jnp.zeros((1, 1), jnp.int32))["params"]
 
 
 def init_state(
     model: nn.Module, optimizer: optax.GradientTransformation, seed: int
 ) -> TrainState:
-  """Returns the state before the first step; pure, to be jitted.
+  """Returns the state before the first step; can be jitted.
 
   Args:
     model: called as model.init(key, tokens [B, T]).
     optimizer: see `make_optimizer`.
-    seed: of the parameters.
+    seed: seed of the parameter initialization.
   """
   params = init_params(model, jax.random.key(seed))
   return TrainState(

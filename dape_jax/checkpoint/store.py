@@ -1,8 +1,8 @@
 """Reads checkpoints. Only this file and saver.py import orbax.
 
-`checkpoints/STEP/` has the items `params`, `optimizer` and `metadata` (JSON: config,
-encoding, data_state, versions, checksums). Arrays are stored unsharded and load onto
-any mesh and number of processes.
+`checkpoints/STEP/` holds the items `params`, `optimizer` and `metadata` (JSON:
+config, encoding, data_state, versions, checksums). Arrays are stored unsharded
+and load onto any mesh and number of processes.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from dape_jax.parallel import partitioning
 
 
 class DamagedCheckpointError(ConfigError):
-  """A checkpoint that cannot be read back as it was written."""
+  """Raised for a checkpoint that is unreadable or fails its checksum."""
 
 
 def context() -> ocp.Context:
-  """Returns the orbax settings of all checkpoints."""
+  """Returns the Orbax context used to read and write checkpoints."""
   registry = ocp.handlers.local_registry()
-  # By default, orbax stores a dict as a tree of arrays, which changes lists, None and
-  # empty dicts.
+  # By default, Orbax stores a dict as a tree of arrays, which alters lists,
+  # None and empty dicts.
   registry.add(ocp.handlers.JsonHandler, checkpointable_name="metadata")
   context = ocp.Context()
   context.checkpointables.registry = registry
@@ -40,7 +40,7 @@ def context() -> ocp.Context:
 
 
 def state_items(state: TrainState) -> dict[str, Any]:
-  """Returns the stored items of a state, by name."""
+  """Returns the checkpoint items of a state, by name."""
   return {
       "params": state.params,
       "optimizer": {"step": state.step, "opt_state": state.opt_state},
@@ -48,7 +48,7 @@ def state_items(state: TrainState) -> dict[str, Any]:
 
 
 def root_cause(error: BaseException) -> str:
-  """Returns the first cause of an error in one short line."""
+  """Returns the root cause of an error as one short line."""
   error = first_cause(error)
   return f"{type(error).__name__}: {error}".split("\n")[0][:120]
 
@@ -71,7 +71,7 @@ def load_metadata(path: epath.Path) -> dict[str, Any]:
 def load_state(
     path: epath.Path, abstract_state: TrainState, mesh: jax.sharding.Mesh
 ) -> TrainState:
-  """Returns the state of the step folder `path` on the mesh.
+  """Loads the state from the step folder `path`, sharded over the mesh.
 
   Args:
     path: one of `step_folders`.
@@ -79,7 +79,7 @@ def load_state(
     mesh: a mesh of any number of devices.
 
   Raises:
-    ConfigError: the checkpoint is damaged or of another model.
+    ConfigError: the checkpoint is damaged or belongs to another model.
   """
   items = _restore(path, state_items(abstract_state), mesh)
   return TrainState(params=items["params"], **items["optimizer"])
@@ -91,16 +91,16 @@ def load_for_evaluation(
   """Loads the parameters of a checkpoint, on any number of devices.
 
   Args:
-    path: a training run's workdir or its `checkpoints` folder, for the latest
-      finished step, or `checkpoints/STEP`.
+    path: a run's workdir or its `checkpoints` folder (loads the latest finished
+      step), or one `checkpoints/STEP`.
 
   Returns:
-    The experiment's config, the nested dict of float32 parameters (NumPy arrays,
-    which are not tied to a mesh) and the step.
+    The experiment's config, the nested dict of float32 parameters (NumPy
+    arrays, which are not tied to a mesh) and the step.
 
   Raises:
     ConfigError: there is no finished checkpoint, it is damaged, or its tensors
-      do not fit its config (the message names the first that does not).
+      do not match its config (the message names the first mismatch).
   """
   from dape_jax.models import Transformer  # pylint: disable=g-import-not-at-top
 
@@ -114,14 +114,15 @@ def load_for_evaluation(
 
 def _damaged(path: epath.Path, reason: str) -> DamagedCheckpointError:
   return DamagedCheckpointError(
-      f"checkpoint {path} is damaged or incomplete ({reason}). Restore it from a"
-      " copy, or train with --skip_damaged to resume from the previous checkpoint."
+      f"checkpoint {path} is damaged or incomplete ({reason}). Restore it from"
+      " a copy, or train with --skip_damaged to resume from the previous"
+      " checkpoint."
   )
 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-  # Coroutines of a failed load print tracebacks when they are collected.
+  # Coroutines of a failed load print tracebacks when garbage-collected.
   with contextlib.redirect_stderr(io.StringIO()), context():
     yield
 
@@ -166,9 +167,9 @@ def _check_params_fit(path: epath.Path, expected: Any) -> None:
     if stored.get(name) != wanted.get(name):
       raise ConfigError(
           f"checkpoint {path}: tensor {name} has shape"
-          f" {stored.get(name, 'none (it is missing)')}, the model of its config"
-          f" has {wanted.get(name, 'no such tensor')}; another version of the"
-          " model wrote it."
+          f" {stored.get(name, 'none (it is missing)')}, but the model in its"
+          f" config has {wanted.get(name, 'no such tensor')}; another version"
+          " of the model wrote it."
       )
 
 

@@ -19,15 +19,15 @@ from dape_jax.data.sources import SOURCES
 class DataConfig:
   """Training text.
 
-  All sources share one tokenizer. Built-in corpora work with any; a prepared
-  folder has its own, which is the default and which `tokenizer` must match.
-  Built-in corpora alone default to "bytes".
+  All sources share one tokenizer. A prepared folder has its own, which is the
+  default; if `tokenizer` is set, it must match. Built-in corpora work with any
+  tokenizer and default to "bytes" when used without a folder.
 
   Attributes:
     source: "code" (the embedded code corpus), "stdlib" (the standard library
       alone), a folder made by `python -m dape_jax.data.prepare`, written with a
-      slash ("./mine"), or a comma-separated list of these. "" leaves it to the
-      command line.
+      slash ("./mine"), or a comma-separated list of these. "" must be set on
+      the command line.
     weights: with several sources, the proportion of training and validation
       rows from each; empty with one source.
     tokenizer: "" for the default above, "bytes" or a file
@@ -58,7 +58,7 @@ class DataConfig:
     )
     check_weights(self.weights, len(names))
     object.__setattr__(self, "weights", tuple(map(float, self.weights)))
-    # Explicit, so that runs compare equal however it was given.
+    # Fill in the default, so that configs with and without it compare equal.
     if not self.tokenizer and names and set(names) <= set(SOURCES):
       object.__setattr__(self, "tokenizer", ByteTokenizer.name)
 
@@ -74,10 +74,10 @@ class TaskConfig:
 
   Attributes:
     task: name of the task.
-    length: length of the longest problems; lengths are uniform from the task's
-      shortest.
-    lengths_per_batch: number of lengths drawn per batch, each for an equal share
-      of its rows (arXiv 2305.16843 draws one).
+    length: maximum problem length; lengths are drawn uniformly from the task's
+      minimum up to it.
+    lengths_per_batch: number of lengths drawn per batch; each gets an equal
+      share of the rows (arXiv 2305.16843 draws one).
   """
 
   task: str

@@ -1,4 +1,4 @@
-"""Experiments as nested dicts, as in config files and checkpoints."""
+"""Converts experiments to and from nested dicts."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _SECTIONS = {
 
 
 def sections_of(values: Mapping[str, Any]) -> dict[str, type]:
-  """Returns the class of each section; data is a TaskConfig if it has a task."""
+  """Returns the class of each section; TaskConfig for data with a task."""
   data = values.get("data")
   if isinstance(data, Mapping | ml_collections.ConfigDict) and "task" in data:
     return _SECTIONS | {"data": TaskConfig}
@@ -58,12 +58,12 @@ def _section_from_dict(name: str, cls: type, values: Any) -> Any:
 
 
 def experiment_from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
-  """Returns the validated experiment of a nested dict.
+  """Returns the validated experiment described by a nested dict.
 
   Args:
     values: the sections model, data, optimizer, train and mesh, and `seed`.
-      Missing settings take their defaults. The data section becomes a TaskConfig
-      if it has "task", and a DataConfig otherwise.
+      Missing settings take their defaults. The data section becomes a
+      TaskConfig if it has "task", and a DataConfig otherwise.
 
   Raises:
     ConfigError: a setting is unknown (the message names the nearest one), has
@@ -83,9 +83,9 @@ def experiment_from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
 
 
 def experiment_to_dict(config: ExperimentConfig) -> dict[str, Any]:
-  """Returns the dict that `experiment_from_dict` reads back.
+  """Returns an experiment as a nested dict; inverse of `experiment_from_dict`.
 
-  It holds JSON types only, so that it survives a round trip through a file.
+  Contains only JSON types, so that it survives a round trip through a file.
   """
   values = dataclasses.asdict(
       dataclasses.replace(

@@ -1,8 +1,8 @@
-"""Settings of an experiment: frozen dataclasses, validated once.
+"""Settings of an experiment: frozen dataclasses, validated at construction.
 
-Config files (`configs/*.py`) return an `ml_collections.ConfigDict` with the same
-fields; `experiment_from_dict` turns it into these dataclasses. Checkpoints store
-them.
+Config files (`configs/*.py`) return an `ml_collections.ConfigDict` with the
+same fields; `experiment_from_dict` turns it into these dataclasses. Checkpoints
+store them.
 """
 
 import dataclasses
@@ -24,15 +24,15 @@ class OptimizerConfig:
   """AdamW with linear warm-up, cosine decay and gradient clipping.
 
   Attributes:
-    learning_rate: peak, reached after warmup_steps.
-    final_learning_rate: reached at the last step.
-    warmup_steps: linear from 0.
-    beta1, beta2, eps: Adam's.
-    weight_decay: decoupled.
-    decay: the parameters that decay: "all" (the DAPE recipe, biases and encoding
-      parameters too) or "matrices" (network parameters with two or more axes per
-      layer; never biases, norms or the position encoding's).
-    clip_norm: global gradient norm; 0 turns clipping off.
+    learning_rate: peak learning rate, reached after warmup_steps.
+    final_learning_rate: learning rate of the last step.
+    warmup_steps: steps of linear warmup from 0.
+    beta1, beta2, eps: Adam hyperparameters.
+    weight_decay: decoupled weight decay.
+    decay: parameters with weight decay: "all" (the DAPE recipe, including
+      biases and encoding parameters) or "matrices" (network parameters with two
+      or more axes per layer; never biases, norms or encoding parameters).
+    clip_norm: maximum global gradient norm; 0 turns clipping off.
   """
 
   learning_rate: float = positive(6e-4)
@@ -62,7 +62,8 @@ class TrainConfig:
       turns them off (the run always ends with a checkpoint).
     eval_batches: maximum number of validation batches per evaluation.
     keep_checkpoints: number of latest checkpoints to keep.
-    keep_every: also keep checkpoints at multiples of this step; 0 keeps none.
+    keep_every: also keep checkpoints at multiples of this step; 0 turns this
+      off.
     max_position: train on randomized positions (arXiv 2305.16843), a sorted
       sample of 0..max_position - 1 for each window; 0 turns it off. Validation
       and perplexity use ordinary positions; the accuracy of a generated task is
@@ -95,14 +96,14 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-  """Mesh axes; their product is the number of devices of all processes.
+  """Sizes of the mesh axes; their product is the total number of devices.
 
-  They change speed and memory per device, not the result: a run can resume on
+  They affect speed and memory per device, not the result: a run can resume on
   another mesh.
 
   Attributes:
-    data: groups of devices with separate rows of the batch, each with the
-      complete state; -1 infers it from the number of devices.
+    data: number of device groups; each holds the complete state and its own
+      rows of the batch; -1 infers it from the number of devices.
     fsdp: devices per group; they split the group's rows, parameters and
       optimizer state (fully sharded data parallelism).
     context: devices that split each row by position.
@@ -127,13 +128,13 @@ class MeshConfig:
         not self.ring or self.context > 1,
         "mesh.ring",
         self.ring,
-        "needs split rows; set config.mesh.context above 1.",
+        "requires rows split by position; set config.mesh.context above 1.",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
-  """Settings that determine a training run; `mesh` fits it to a machine."""
+  """All settings of a training run; `mesh` does not affect its result."""
 
   model: ModelConfig
   data: DataConfig | TaskConfig
@@ -168,14 +169,14 @@ class ExperimentConfig:
         not is_task or self.train.batch_size % self.data.lengths_per_batch == 0,
         "train.batch_size",
         self.train.batch_size,
-        "not a multiple of config.data.lengths_per_batch.",
+        "must be a multiple of config.data.lengths_per_batch.",
     )
     require(
         is_task or self.model.causal,
         "model.causal",
         self.model.causal,
-        "an encoder sees the next token, the target in text; set True, or train"
-        " on a task.",
+        "an encoder sees the next token, which is the target in text; set True,"
+        " or train on a task.",
     )
     require(
         is_task or self.model.num_outputs == 0,
@@ -187,6 +188,6 @@ class ExperimentConfig:
         not (max_position and any(self.model.windows)),
         "train.max_position",
         max_position,
-        f"config.model.windows={self.model.windows} count positions, and would"
-        " hold fewer tokens; turn one off.",
+        f"config.model.windows={self.model.windows} are measured in positions"
+        " and would hold fewer tokens; turn off one of the two.",
     )

@@ -15,7 +15,7 @@ from dape_jax.errors import ConfigError, did_you_mean
 
 
 def parse_arguments(text: str, defaults: dict[str, str]) -> dict[str, str]:
-  """Returns the arguments after a config file's colon, "name=value,name=value".
+  """Parses the arguments of a config file, "name=value,name=value".
 
   A part without "=" continues the value before it: "encoding=rope,nope" is one
   argument.
@@ -74,15 +74,16 @@ def whole_number(arguments: Mapping[str, str], name: str) -> int:
   with contextlib.suppress(ValueError):
     if (number := cli.whole_number(value)) >= 0:
       return number
-  raise ConfigError(f"{name}={value} is not a whole number from 0.")
+  raise ConfigError(f"{name}={value} is not a whole number of at least 0.")
 
 
 def encoding_options(encoding: str, train_length: int) -> dict[str, Any]:
   """Returns the default options of an encoding, for flags to override.
 
   Args:
-    encoding: a name or a comma-separated list. For a list, returns the options
-      on whose defaults all agree; each encoding keeps its own for the rest.
+    encoding: a name or a comma-separated list. For a list, returns the first
+      one's options whose defaults agree with those of the others; each encoding
+      keeps its own defaults for the rest.
     train_length: training length in tokens, for encodings with that option.
   """
   names = [name.strip() for name in encoding.split(",")]
@@ -118,7 +119,7 @@ def all_settings(
     train: Mapping[str, Any],
     mesh: Mapping[str, Any] | None = None,
 ) -> ml_collections.ConfigDict:
-  """Returns the complete config that a config file's `get_config` returns.
+  """Returns a complete config, for a config file's `get_config` to return.
 
   Args:
     model, data, optimizer, train, mesh: settings that differ from the defaults

@@ -32,16 +32,17 @@ class ModelConfig:
       list, each encoding takes the options it has.
     share_encoding: share the encoding's parameters between all layers. Absolute
       encodings and their modifiers are always shared.
-    windows: attention windows in tokens that layers cycle through; 0 is none.
-    causal: True for a decoder (each token attends to earlier ones), False for an
-      encoder (each attends to all).
+    windows: attention windows in tokens that layers cycle through; 0 means
+      none.
+    causal: True for a decoder (each token attends to earlier ones), False for
+      an encoder (each attends to all).
     norm: "pre" (LayerNorm before each sublayer and after the last) or "post"
       (after each residual sum).
     activation: "gelu" (tanh form) or "relu".
     dropout: rate on sublayer outputs in training.
     num_outputs: rows of the output head; 0 means vocab_size.
-    init: "dape" (small init, arXiv 2405.14722's code), "kerple" (GPT-2's) or
-      "ruoss" (Haiku's default, arXiv 2305.16843).
+    init: "dape" (small init, as in the code of arXiv 2405.14722), "kerple" (as
+      in GPT-2) or "ruoss" (Haiku's default, as in arXiv 2305.16843).
     dtype: compute dtype of activations; parameters are always float32.
     remat: rematerialization in the backward pass: "none", "dots" (keep matrix
       products without a batch dimension) or "full" (keep only block inputs).
@@ -108,12 +109,12 @@ class ModelConfig:
 
   @property
   def encodings(self) -> tuple[str, ...]:
-    """Returns the names that layers cycle through."""
+    """Returns the encoding names that layers cycle through."""
     return tuple(name.strip() for name in self.encoding.split(","))
 
   @property
   def layer_kinds(self) -> tuple[tuple[str, int], ...]:
-    """Returns (encoding, window) per layer, up to where both repeat."""
+    """Returns one period of the layers' (encoding, window) pairs."""
     period = math.lcm(len(self.encodings), len(self.windows))
     return tuple(
         (

@@ -7,13 +7,13 @@ Values have the type of the setting:
 - whole numbers: 1000, 1_000 or 1e3; numbers: 0.1, 1e-3 or 3;
 - booleans: true, false, yes, no, 1 or 0 in any case, or the flag alone
   (--config.mesh.ring, --noconfig.mesh.ring);
-- text: as it stands, quotes around it are optional;
-- tuples: 0.7,0.3 or (0.7,0.3) or [0.7,0.3]; a single 5 is (5,), and () is empty;
-- the encoding's options: --config.model.encoding_options.width=64 changes one, and
-  --config.model.encoding_options="{'width': 64}" (Python or JSON) replaces all, so
-  that {} leaves the encoding's defaults.
+- text: taken literally; surrounding quotes are optional;
+- tuples: 0.7,0.3 or (0.7,0.3) or [0.7,0.3]; a single 5 is (5,); () is empty;
+- the encoding's options: --config.model.encoding_options.width=64 changes one,
+  and --config.model.encoding_options="{'width': 64}" (Python or JSON) replaces
+  all; {} restores the encoding's defaults.
 
-The last of equal flags wins.
+If a flag is repeated, the last one wins.
 """
 
 import ast
@@ -52,7 +52,7 @@ def define_config_flag() -> flags.FlagHolder[str]:
           name="config",
           default=None,
           help_string=(
-              "File that defines get_config(), and its argument after a colon;"
+              "Config file that defines get_config(), as FILE[:ARGUMENTS];"
               " --config.SECTION.SETTING=VALUE overrides a setting (see"
               " dape_jax/config)."
           ),
@@ -61,7 +61,7 @@ def define_config_flag() -> flags.FlagHolder[str]:
 
 
 def experiment_from_flag(flag: flags.FlagHolder[str]) -> ExperimentConfig:
-  """Returns the validated experiment of --config and its overrides.
+  """Returns the validated experiment from --config and its overrides.
 
   Raises:
     ConfigError: the file cannot be loaded, or a setting is wrong.
@@ -72,13 +72,13 @@ def experiment_from_flag(flag: flags.FlagHolder[str]) -> ExperimentConfig:
 
 
 def load_config(value: str) -> ml_collections.ConfigDict:
-  """Returns what a config file's `get_config` returns.
+  """Runs a config file and returns the config from its `get_config`.
 
   Args:
     value: the file, and its argument after a colon.
 
   Raises:
-    ConfigError: the file does not exist, or it fails.
+    ConfigError: the file does not exist or raises an error.
   """
   path, colon, argument = value.partition(":")
   if not pathlib.Path(path).is_file():
@@ -127,7 +127,7 @@ def apply_overrides(
             f"{override.typed}: would replace {earlier.typed}, given before"
             " it; put it first."
         )
-  # The encoding decides which options there are.
+  # The encoding determines the valid options.
   for override in sorted(overrides, key=lambda o: o.path != "model.encoding"):
     try:
       _apply(config, override)
@@ -166,7 +166,7 @@ def _apply(config: ml_collections.ConfigDict, override: cli.Override) -> None:
 
 
 def _setting_value(path: str, value: Any, types: Mapping[str, Any]) -> Any:
-  """Returns a setting's value from text, or from an item of a dictionary."""
+  """Parses a setting's value, given as text or as an item of a dictionary."""
   if path not in types:
     raise _unknown_setting(path, types)
   try:
@@ -176,7 +176,7 @@ def _setting_value(path: str, value: Any, types: Mapping[str, Any]) -> Any:
 
 
 def _parse(text: str, kind: Any) -> Any:
-  """Returns a flag's text as a value of a setting's type."""
+  """Parses the text of a flag as a value of type `kind`."""
   lower = text.strip().lower()
   if kind is str:
     if text.strip() == "None":
@@ -230,7 +230,7 @@ def _parse_mapping(text: str) -> dict[str, Any]:
 
 
 def _setting_types(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the type of every setting, by its path: {"train.steps": int, ...}."""
+  """Returns the type of every setting by path: {"train.steps": int, ...}."""
   types = {"seed": int}
   for section, cls in sections_of(config).items():
     for field in dataclasses.fields(cls):
@@ -245,7 +245,7 @@ def _setting_types(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown_setting(path: str, types: Mapping[str, Any]) -> ConfigError:
-  """Returns the error that says what the path is, and where its setting is."""
+  """Returns the error for an unknown path, with the closest setting."""
   sections = {p.rpartition(".")[0] for p in types}
 
   def names_in(section):

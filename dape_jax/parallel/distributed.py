@@ -1,4 +1,4 @@
-"""Runs of several processes: joining, failing and stopping together."""
+"""Multi-process runs: start-up, joint failure and preemption."""
 
 import contextlib
 import glob
@@ -15,8 +15,8 @@ from jax.experimental import multihost_utils
 
 from dape_jax.errors import ConfigError
 
-# Set by the launchers that JAX knows: Slurm's srun, Open MPI, GKE and Cloud TPU, and
-# by JAX's own.
+# Set by launchers that JAX detects (Slurm's srun, Open MPI, GKE, Cloud TPU);
+# the last is JAX's own.
 _CLUSTER_VARIABLES = (
     "SLURM_STEP_NODELIST",
     "OMPI_MCA_orte_hnp_uri",
@@ -28,7 +28,7 @@ _CLUSTER_VARIABLES = (
 
 
 def _has_tpu() -> bool:
-  # Asking JAX would start its backend before the processes have met.
+  # Asking JAX would initialize its backend before the processes connect.
   platforms = os.environ.get("JAX_PLATFORMS", "tpu").split(",")
   return "tpu" in platforms and bool(
       glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")
@@ -40,10 +40,10 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> None:
-  """Joins the other processes of this run, if any; call it before other JAX code.
+  """Connects the processes of this run, if several; call before other JAX code.
 
-  Without arguments, `jax.distributed` finds them from the environment (Cloud TPU,
-  GKE, Slurm, Open MPI); elsewhere the run has one process.
+  Without arguments, `jax.distributed` detects the cluster from the environment
+  (Cloud TPU, GKE, Slurm, Open MPI); elsewhere the run has one process.
 
   Args:
     coordinator_address: host:port of process 0, the same in every process.
@@ -86,12 +86,14 @@ def all_agree(condition: bool) -> bool:
 
 @contextlib.contextmanager
 def failing_together() -> Iterator[None]:
-  """Raises in every process if any raises ConfigError; all enter the context.
+  """Raises ConfigError in every process if any process raises it.
 
-  Otherwise the remaining processes would wait minutes for the one that failed.
+  Every process enters the context. Without it, the remaining processes would
+  wait minutes for the one that failed.
 
   Raises:
-    ConfigError: the error of this process, or one that points to another process.
+    ConfigError: the error of this process, or one that points to another
+      process.
   """
   error = None
   try:
@@ -120,11 +122,11 @@ def check_equal(value: str, message: str) -> None:
 
 
 class Preemption:
-  """Whether to stop the run; a context manager that catches SIGTERM.
+  """Context manager that detects preemption (SIGTERM).
 
-  Preemptible machines (spot TPUs, Slurm at its time limit) send SIGTERM some seconds
-  before they are taken away. Processes of one run agree on the last step, whichever
-  of them gets the signal.
+  Spot TPUs, and Slurm at its time limit, send SIGTERM seconds before they end
+  the process. The processes of a run agree on the last step, whichever of them
+  gets the signal.
   """
 
   def __init__(self):
@@ -132,8 +134,8 @@ class Preemption:
     self._previous = None
 
   def __enter__(self) -> "Preemption":
-    # Only the main thread of Python can handle signals. With several processes, JAX
-    # handles them.
+    # Python handles signals only in the main thread. With several processes,
+    # JAX handles SIGTERM.
     is_main = threading.current_thread() is threading.main_thread()
     if jax.process_count() == 1 and is_main:
       self._previous = signal.signal(signal.SIGTERM, self._on_signal)
@@ -147,7 +149,7 @@ class Preemption:
     self._is_signaled = True
 
   def reached(self, step: int) -> bool:
-    """Returns whether to stop after `step`; every process asks at every step."""
+    """Returns whether to stop after `step`; every process calls this."""
     if jax.process_count() == 1:
       return self._is_signaled
     return multihost_utils.reached_preemption_sync_point(step)

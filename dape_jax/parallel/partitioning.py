@@ -1,8 +1,9 @@
 """Sharding of arrays over devices: the only file that names mesh axes.
 
-Rows of a batch are split over "data" and "fsdp", the tokens of a row over "context",
-and the state over "fsdp"; everything else is replicated. Heads are never split,
-because encodings mix them. For ring attention the axis "context" is named "ring".
+Rows of a batch are split over "data" and "fsdp", the tokens of a row over
+"context", and the state over "fsdp"; everything else is replicated. Heads are
+never split, because encodings mix them. For ring attention the axis "context"
+is named "ring".
 """
 
 import contextlib
@@ -22,8 +23,8 @@ from dape_jax.data.batches import Batches
 from dape_jax.errors import ConfigError
 
 _BATCH_AXES = ("data", "fsdp")
-# Smaller arrays, such as those of encodings, are replicated: splitting them saves
-# nothing.
+# Smaller arrays, such as those of encodings, are replicated: splitting them
+# saves nothing.
 _MIN_SPLIT_SIZE = 2**14
 
 
@@ -34,11 +35,11 @@ def make_mesh(
   """Returns the mesh of all devices of all processes.
 
   Args:
-    config: sizes of its axes; by default all devices are along "data".
-    devices: the devices to use instead of all.
+    config: sizes of the axes; by default all devices are along "data".
+    devices: the devices to use; by default all.
 
   Raises:
-    ConfigError: the sizes do not multiply to the number of devices.
+    ConfigError: the product of the sizes is not the number of devices.
   """
   config = config or MeshConfig()
   count = jax.device_count() if devices is None else len(devices)
@@ -50,8 +51,8 @@ def make_mesh(
         f" context={config.context} do not make {count} devices; choose fsdp x"
         f" context that divides {count}, and data=-1."
     )
-  # Neighbors along an axis are neighbors on the torus. An axis may be a part of one
-  # of the torus, which jax.make_mesh rejects on most TPUs.
+  # Neighbors along a mesh axis are neighbors on the torus. A mesh axis may be
+  # part of a torus axis, which jax.make_mesh rejects on most TPUs.
   placed = mesh_utils.create_device_mesh(
       (data, config.fsdp, config.context),
       devices,
@@ -85,14 +86,14 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def state_sharding(state: Any, mesh: Mesh) -> Any:
-  """Returns the tree of shardings of parameters or of an entire state.
+  """Returns the shardings of parameters or of an entire state, as a tree.
 
   A large array is split over "fsdp" along its largest divisible axis, but never
   along the axis of layers, because the model computes one layer at a time.
 
   Args:
-    state: tree of arrays or of their shapes; axis 0 of those under a key "layers" is
-      the layer.
+    state: tree of arrays or of their shapes; axis 0 of those under a key
+      "layers" is the layer.
     mesh: see `make_mesh`.
   """
   parts = mesh.shape["fsdp"]
@@ -113,7 +114,7 @@ def state_sharding(state: Any, mesh: Mesh) -> Any:
 
 
 def abstract(tree: Any, shardings: Any) -> Any:
-  """Returns the shapes and types of a tree of arrays, with shardings."""
+  """Returns `jax.ShapeDtypeStruct`s of a tree of arrays, with shardings."""
   return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       tree,
@@ -140,11 +141,11 @@ def check_batch(config: ExperimentConfig, mesh: Mesh) -> None:
 def global_batch(
     batches: Batches, step: int, accumulation: int, mesh: Mesh
 ) -> dict[str, jax.Array]:
-  """Returns the batch of a step on the devices; each process reads its own rows.
+  """Returns a step's batch as global arrays; each process reads its own rows.
 
   Args:
     batches: batches of the run.
-    step: counted from 0.
+    step: index of the step, from 0.
     accumulation: number of microbatches A.
     mesh: see `make_mesh`.
 

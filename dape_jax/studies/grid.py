@@ -1,7 +1,7 @@
 """A grid of runs on generated tasks: tasks x encodings x seeds.
 
-The workdir of a run is OUTPUT/task/encoding/seedN. It has accuracy.json once the
-run is scored; finished work is not repeated.
+The workdir of a run is OUTPUT/task/encoding/seedN. It has accuracy.json once
+the run is scored. Finished runs are skipped.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class Scoring:
   """How runs are scored.
 
   Attributes:
-    lengths: training length -> problem lengths.
+    lengths: function from the training length to the problem lengths.
     samples: problems per length.
     batch_size: problems per batch.
   """
@@ -47,10 +47,10 @@ class Scoring:
 def _longest_rows(config: ExperimentConfig, scoring: Scoring) -> dict[str, int]:
   """Returns {task to score: tokens of its longest row}.
 
-  The tasks are the one of the config and its variants.
+  The tasks are the config's task and its variants.
 
   Raises:
-    ConfigError: If the model or a task does not support the lengths.
+    ConfigError: the model or a task does not support the lengths.
   """
   lengths = scoring.lengths(config.data.length)
   name = config.data.task
@@ -72,8 +72,8 @@ def score_run(workdir: str | os.PathLike[str], scoring: Scoring):
   max_position, chance, chance_by_place and rows, see `task_accuracy`.
 
   Raises:
-    ConfigError: If the run has no complete checkpoint, was trained on text, or
-      the model or a task does not support the lengths.
+    ConfigError: the run has no finished checkpoint, was trained on text, or the
+      model or a task does not support the lengths.
   """
   config, params, step = checkpoint.load_for_evaluation(step_folder(workdir))
   data = config.data
@@ -122,12 +122,12 @@ def run_grid(
     scoring: Scoring,
     output: pathlib.Path,
 ) -> list[dict[str, Any]]:
-  """Trains and scores the runs not done yet; returns the results of all runs.
+  """Trains and scores unfinished runs; returns the results of all runs.
 
   Args:
     make_config: (task, encoding) -> settings of `experiment_from_dict`.
-    task_names, encodings, seeds: the grid; seeds are the outermost loop, so that
-      an unfinished grid has complete seeds.
+    task_names, encodings, seeds: the grid; seeds are the outermost loop, so
+      that an unfinished grid has complete seeds.
     scoring: how runs are scored.
     output: folder of the runs.
 
@@ -135,8 +135,8 @@ def run_grid(
     The dicts of `score_run`.
 
   Raises:
-    ConfigError: If a setting is invalid (before any training), the folder has
-      runs with other settings, or a run's loss is not finite.
+    ConfigError: a setting is invalid (raised before any training), the folder
+      has runs with other settings, or a run's loss is not finite.
   """
   configs = {
       (task, name): experiment_from_dict(make_config(task, name))
@@ -197,6 +197,6 @@ def _train_and_score(config, workdir, scoring) -> list[dict[str, Any]]:
   partial = workdir / f"{FILE}.partial"
   partial.write_text(json.dumps(stored, indent=1) + "\n")
   os.replace(partial, workdir / FILE)
-  # One process trains hundreds of runs.
+  # One process trains hundreds of runs; free their compiled programs.
   jax.clear_caches()
   return results

@@ -50,8 +50,8 @@ def _beyond(runs: Results) -> list[float]:
 def papers_table(results: Results) -> str:
   """Returns a table of tasks by encodings: best and mean over seeds.
 
-  Each is the mean accuracy over the lengths beyond the training length, in percent,
-  as in the tables of arXiv 2305.16843 and 2405.14722.
+  A score is the mean accuracy in percent over the lengths beyond the training
+  length, as in the tables of arXiv 2305.16843 and 2405.14722.
   """
   encodings = list(_by(results, _encoding))
   rows = []
@@ -77,7 +77,7 @@ def task_table(results: Results) -> str:
     results: results of one task.
   """
   lengths = [row["length"] for row in results[0]["rows"]]
-  # A range of hundreds of lengths has no column for each.
+  # A range of hundreds of lengths gets no columns.
   shown = lengths if len(lengths) <= 10 else []
   rows = []
   for encoding, runs in _by(results, _encoding).items():
@@ -95,7 +95,7 @@ def task_table(results: Results) -> str:
 
 
 def _heading(runs: Results) -> str:
-  """Returns how a task was trained and scored."""
+  """Returns sentences on how a task was trained and scored."""
   first = runs[0]
   lengths = [row["length"] for row in first["rows"]]
   trained = "Trained and scored"
@@ -111,7 +111,10 @@ def _heading(runs: Results) -> str:
       f" scores {first['chance']:.3f}"
   )
   if first["chance_by_place"] is not None:
-    text += f", one that depends only on the position {first['chance_by_place']:.3f}"
+    text += (
+        ", one that depends only on the position"
+        f" {first['chance_by_place']:.3f}"
+    )
   return text + "."
 
 
@@ -119,8 +122,8 @@ def report(results: Results) -> str:
   """Returns all tables of a grid as Markdown."""
   seeds = sorted({r["seed"] for r in results})
   parts = [
-      "Accuracy beyond the training length in percent, mean over lengths; best /"
-      f" mean of {len(seeds)} seeds.\n\n{papers_table(results)}"
+      "Accuracy beyond the training length in percent, mean over lengths; best"
+      f" / mean of {len(seeds)} seeds.\n\n{papers_table(results)}"
   ]
   for title, runs in _by(results, _title).items():
     parts.append(f"## {title}\n\n{_heading(runs)}\n\n{task_table(runs)}")

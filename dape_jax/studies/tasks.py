@@ -1,15 +1,16 @@
-r"""Trains and scores a grid of tasks x encodings x seeds, and prints the tables.
+r"""Trains and scores a grid of tasks x encodings x seeds; prints the tables.
 
   python -m dape_jax.studies.tasks --config=configs/che.py --output=runs/che \
-      --tasks=even_pairs,bucket_sort --encodings=rope,dape_kerple_log --seeds=0,1,2
+      --tasks=even_pairs,bucket_sort --encodings=rope,dape_kerple_log \
+      --seeds=0,1,2
   python -m dape_jax.studies.tasks --config=configs/length_tasks.py \
       --output=runs/copy --tasks=copy --times=1,2,4,8 --set=train.steps=3000
   python -m dape_jax.studies.tasks --score=runs/che/even_pairs/rope/seed0
 
-Rerun the command to resume: finished runs are not repeated. OUTPUT/table.md has the
-papers' table (mean over the lengths beyond the training length, best and mean over
-seeds) and one table per task, OUTPUT/results.json has the numbers, and OUTPUT/*.png
-has one figure per task. --score scores one run of train.py.
+Rerun the command to resume: finished runs are skipped. OUTPUT/table.md has the
+papers' table (mean over the lengths beyond the training length, best and mean
+over seeds) and one table per task, OUTPUT/results.json the numbers, and
+OUTPUT/*.png one figure per task. --score scores one run of train.py.
 
 Tasks: {TASKS}.
 """
@@ -124,7 +125,7 @@ def main(argv: list[str]) -> None:
       raise ConfigError(f"--{name} is for a grid; --score is for one run.")
   if not _SCORE.value and not (_ENCODINGS.value and _OUTPUT.value):
     raise ConfigError("a grid needs --encodings=NAME,NAME and --output=DIR.")
-  # JAX takes seconds to start; report a wrong flag before.
+  # Importing JAX takes seconds; report invalid flags first.
   from dape_jax.studies import grid, report
 
   scoring = grid.Scoring(_lengths, _SAMPLES.value, _BATCH_SIZE.value)

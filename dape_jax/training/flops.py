@@ -1,4 +1,4 @@
-"""FLOPs of a training step and the peak rates of chips: their ratio is the MFU."""
+"""FLOPs of a training step and peak FLOP rates of chips, for the MFU."""
 
 import dataclasses
 import math
@@ -11,13 +11,13 @@ from dape_jax.config import ModelConfig
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """Data-sheet peaks of one device, as JAX counts devices.
+  """Data-sheet peak rates of one JAX device.
 
   Attributes:
     flops: dense bfloat16 FLOP/s.
     memory_bandwidth: bytes/s of main memory.
-    link_bandwidth: bytes/s to both neighbors along one axis of a TPU torus; None
-      where it depends on the machine.
+    link_bandwidth: bytes/s to both neighbors along one axis of a TPU torus;
+      None where it depends on the machine.
     memory: usable bytes of main memory, according to the TPU compiler; None for
       other devices.
   """
@@ -50,15 +50,15 @@ def chip_of(device_kind: str) -> Chip | None:
 def flops_per_token(config: ModelConfig, params: Any, length: int) -> float:
   """Returns the FLOPs of a training step per token of a row.
 
-  A step costs three forward passes. A forward pass counts the multiplications and
-  additions of matrix products: the projections and the head; scores and weighted
-  values for the keys that a token attends to (half a row on average if causal,
-  fewer with a window); and DAPE's networks for each of these keys. Embeddings,
-  norms, biases, softmax and recomputation do not count.
+  A step costs three forward passes. A forward pass counts the multiplications
+  and additions of matrix products: the projections and the head; scores and
+  weighted values for the keys that a token attends to (half a row on average if
+  causal, fewer with a window); and DAPE's networks for each of these keys.
+  Embeddings, norms, biases, softmax and recomputation do not count.
 
   Args:
-    config: the model's.
-    params: its parameters, or their shapes.
+    config: model settings.
+    params: the model's parameters, or their shapes.
     length: tokens per row T.
   """
   sizes = {
@@ -93,7 +93,7 @@ def flops_per_token(config: ModelConfig, params: Any, length: int) -> float:
 
 
 def _mean_keys(window: int, length: int, causal: bool) -> float:
-  """Returns the mean number of keys per query in a row; window 0 is none."""
+  """Returns the mean number of keys per query in a row; 0 means no window."""
   window = min(window or length, length)
   before = window - window * (window - 1) / (2 * length)
   return before if causal else 2 * before - 1

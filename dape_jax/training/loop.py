@@ -26,7 +26,7 @@ from dape_jax.training.workdir import (
 
 
 class FailedRunError(RuntimeError):
-  """The run diverged, or its last checkpoint could not be written."""
+  """Raised when a run diverges or cannot write its last checkpoint."""
 
 
 def train(
@@ -38,26 +38,28 @@ def train(
 ) -> None:
   """Trains a model, or resumes an interrupted run.
 
-  A call with the workdir of an interrupted run resumes from its latest checkpoint;
-  the losses equal those of an uninterrupted run, bit for bit on the same devices.
-  The workdir gets config.json, metrics.jsonl, tensorboard/, checkpoints/ and a lock
-  that keeps other runs out. On SIGTERM it saves a checkpoint and returns.
+  A call with the workdir of an interrupted run resumes from its latest
+  checkpoint; the losses equal those of an uninterrupted run, bit for bit on the
+  same devices. The workdir gets config.json, metrics.jsonl, tensorboard/,
+  checkpoints/ and a lock that keeps other runs out. On SIGTERM it saves a
+  checkpoint and returns.
 
-  In a run of several processes each makes the same call, after
+  In a multi-process run, every process makes the same call after
   `distributed.initialize`.
 
   Args:
     config: the experiment.
     workdir: a folder, created if missing: local (on a shared file system for
       several processes), or gs://... with gcsfs installed.
-    skip_damaged: resume from the latest intact checkpoint; damaged ones after it
-      are moved to workdir/damaged_checkpoints.
+    skip_damaged: resume from the latest intact checkpoint; damaged ones after
+      it are moved to workdir/damaged_checkpoints.
     profile_steps: first and last step to profile, into workdir/profile.
 
   Raises:
-    ConfigError: a setting, the workdir or a checkpoint in it does not fit.
-    FailedRunError: the loss is infinite or NaN (no checkpoint has such a state), or
-      the last checkpoint could not be written.
+    ConfigError: a setting is invalid, the workdir is not usable, or a
+      checkpoint in it does not match the config.
+    FailedRunError: the loss is infinite or NaN (no checkpoint has such a
+      state), or the last checkpoint could not be written.
   """
   workdir = absolute_path(workdir)
   with writing_to(workdir):
@@ -81,7 +83,8 @@ def train(
     first_step = int(jax.device_get(state.step))
     if first_step >= settings.steps:
       distributed.say(
-          f"{workdir}: already finished, {first_step} of {settings.steps} steps."
+          f"{workdir}: already finished, {first_step} of {settings.steps}"
+          " steps."
       )
       return
     check_profile_steps(profile_steps, first_step, settings.steps)
@@ -107,7 +110,7 @@ def train(
 
 
 def train_steps(run, state, saver, writer, throughput, profile) -> None:
-  """Makes the remaining steps, or those until SIGTERM."""
+  """Runs the remaining steps; stops early on SIGTERM."""
   train = run.config.train
   config = experiment_to_dict(run.config)
   first_step = int(jax.device_get(state.step))
@@ -134,8 +137,8 @@ def train_steps(run, state, saver, writer, throughput, profile) -> None:
       save = stop or _is_due(train.checkpoint_every, step, train.steps)
       if not evaluate and not save:
         continue
-      # The log must cover what a checkpoint covers: a resumed run does not write it
-      # again.
+      # Log up to the checkpoint's step: a resumed run does not log earlier
+      # steps again.
       _report(run, *pending, writer, throughput)
       pending = None
       if evaluate:
@@ -143,7 +146,7 @@ def train_steps(run, state, saver, writer, throughput, profile) -> None:
         _check_finite(step, validation_loss=loss)
         writer.write(step, {"validation_loss": loss})
       if save:
-        # The loss of a step precedes its update, which may have broken the state.
+        # A step's loss precedes its update, which may have broken the state.
         nats, _ = jax.device_get(run.eval_step(state.params, batch))
         _check_finite(step, **{"loss after the update": float(nats)})
         writer.flush()
@@ -155,13 +158,13 @@ def train_steps(run, state, saver, writer, throughput, profile) -> None:
     saved = saver.wait()
   if not saved:
     raise FailedRunError(
-        f"the state after step {step} could not be written (see above); rerun the"
-        " command to resume from the previous checkpoint."
+        f"the state after step {step} could not be written (see above); rerun"
+        " the command to resume from the previous checkpoint."
     )
   if stop and step < train.steps:
     distributed.say(
-        f"stopped by SIGTERM after step {step} of {train.steps} and saved; rerun"
-        " the command to resume."
+        f"stopped by SIGTERM after step {step} of {train.steps} and saved;"
+        " rerun the command to resume."
     )
 
 
@@ -208,7 +211,7 @@ def _description(run: Run) -> str:
   train, data = run.config.train, run.config.data
   source = data.task if isinstance(data, TaskConfig) else data.source
   return (
-      f"{run.config.model.encoding}, {num_params:,} parameters, {source!r} in rows"
-      f" of {data.row_length} tokens, {train.batch_size} rows per step, on"
+      f"{run.config.model.encoding}, {num_params:,} parameters, {source!r} in"
+      f" rows of {data.row_length} tokens, {train.batch_size} rows per step, on"
       f" {len(devices)} x {devices[0].device_kind} ({mesh})"
   )

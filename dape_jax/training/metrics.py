@@ -23,7 +23,7 @@ _JSONL = "metrics.jsonl"
 
 
 class Throughput:
-  """Speed of the steps since the last measurement or restart."""
+  """Measures training speed since the last measurement or restart."""
 
   def __init__(self, tokens_per_step: int, flops_per_token: float):
     """Initializes.
@@ -42,14 +42,14 @@ class Throughput:
     self._time = 0.0
 
   def restart(self, step: int) -> None:
-    """Restarts the clock after `step`, to leave out other work."""
+    """Restarts the clock after `step`, to exclude other work."""
     self._step, self._time = step, time.monotonic()
 
   def measure(self, step: int) -> dict[str, float]:
     """Returns tokens_per_second, seconds_per_step and model_flop_utilization.
 
-    The last is there for known chips only (see `flops.chip_of`). Returns {} if no
-    step was timed.
+    The last is included for known chips only (see `flops.chip_of`). Returns {}
+    if no step was timed.
     """
     since, start = self._step, self._time
     self.restart(step)
@@ -68,8 +68,8 @@ class MetricsWriter:
 
   Each `write` appends a line {"step": ..., name: number, ...} to
   `workdir/metrics.jsonl`, floats in full precision, and the same numbers to
-  `workdir/tensorboard`. A terminal shows a progress bar, any other stderr one line
-  per `write`. A remote workdir is up to date after each `flush`.
+  `workdir/tensorboard`. If stderr is a terminal, it shows a progress bar,
+  otherwise one line per `write`. A remote workdir is updated on each `flush`.
   """
 
   def __init__(
@@ -87,7 +87,7 @@ class MetricsWriter:
       workdir: an existing folder.
       first_step: updates done before; 0 for a new run.
       total_steps: updates of the entire run.
-      tokens_per_step: tokens per batch, for the time left.
+      tokens_per_step: tokens per batch, to estimate the time left.
       main_process: False in processes that write nothing.
     """
     self._total_steps = total_steps
@@ -107,8 +107,8 @@ class MetricsWriter:
     path = self._folder / _JSONL
     _drop_later_lines(path, first_step)
     self._log = _LogFile(path)
-    # File names have a resolution of seconds; the suffix keeps a quick restart from
-    # overwriting the previous file.
+    # File names have a resolution of seconds; the suffix keeps a quick restart
+    # from overwriting the previous file.
     self._events = tensorboardX.SummaryWriter(
         str(self._folder / "tensorboard"),
         purge_step=first_step + 1,
@@ -143,18 +143,19 @@ class MetricsWriter:
       self._bar.update(step - self._bar.n)
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Writes finite Python numbers, by name, of the state after `step`."""
+    """Writes the metrics of `step`: finite Python numbers by name."""
     if not self._main_process:
       return
     self._log.append(json.dumps({"step": step, **values}) + "\n")
-    # After a write error its thread is dead, and add_scalar would block forever.
+    # A write error ends the writer's thread; add_scalar would then block
+    # forever.
     if self._events.file_writer.event_writer._worker.is_alive():
       for name, value in values.items():
         self._events.add_scalar(name, value, step)
     self._show(step, values)
 
   def flush(self) -> None:
-    """Makes sure that the workdir has everything written so far."""
+    """Flushes everything written so far to the workdir."""
     if self._main_process:
       with contextlib.suppress(OSError):
         self._events.flush()
@@ -193,7 +194,7 @@ class MetricsWriter:
 
 
 def _drop_later_lines(path: pathlib.Path, step: int) -> None:
-  """Keeps the complete lines up to `step`; a resumed run writes later ones again."""
+  """Keeps complete lines up to `step`; a resumed run rewrites later ones."""
   if not path.exists():
     return
   kept = []
@@ -208,7 +209,7 @@ def _drop_later_lines(path: pathlib.Path, step: int) -> None:
 
 
 class _LogFile:
-  """A text file that survives a full disk: it keeps lines to write them later."""
+  """A text file that keeps lines in memory while the disk is full."""
 
   def __init__(self, path: pathlib.Path):
     self._path = path
@@ -218,7 +219,7 @@ class _LogFile:
     self._has_warned = False
 
   def append(self, line: str) -> None:
-    """Writes a line, after those that could not be written before."""
+    """Writes the lines kept in memory, then this one."""
     self._unwritten += line.encode()
     try:
       written = self._file.write(self._unwritten)
@@ -239,7 +240,7 @@ class _LogFile:
       self._unwritten, self._has_warned = b"", False
 
   def close(self) -> None:
-    """Closes the file, after a last attempt to write what is left."""
+    """Tries to write the lines kept in memory, then closes the file."""
     if self._unwritten:
       self.append("")
     self._file.close()

@@ -14,12 +14,12 @@ def learning_rate_schedule(
 ) -> optax.Schedule:
   """Returns the learning rate as a function of the number of previous updates.
 
-  Linear from 0 to `learning_rate` over `warmup_steps` updates, then half a cosine
-  that reaches `final_learning_rate` in the last update.
+  Linear warmup from 0 to `learning_rate` over `warmup_steps` updates, then
+  cosine decay that reaches `final_learning_rate` at the last update.
 
   Args:
-    config: rates and warmup.
-    steps: updates of the entire run.
+    config: learning rates and warmup.
+    steps: number of updates in the entire run.
 
   Raises:
     ConfigError: the warmup does not end within the run.
@@ -29,7 +29,7 @@ def learning_rate_schedule(
         f"config.optimizer.warmup_steps={config.warmup_steps}: must be less"
         f" than config.train.steps={steps}."
     )
-  # The last update has number steps - 1. If the warmup ends there, it is made at the
+  # The last update has index steps - 1. If the warmup ends there, it uses the
   # peak rate.
   cosine = optax.cosine_decay_schedule(
       config.learning_rate,
@@ -43,15 +43,16 @@ def learning_rate_schedule(
 
 
 def matrices_mask(params: Any) -> Any:
-  """Returns the mask of weight decay for `decay="matrices"`.
+  """Returns the weight decay mask for `decay="matrices"`.
 
   Args:
-    params: nested dict of arrays; axis 0 of those under the top-level key "layers"
-      is the layer.
+    params: nested dict of arrays; axis 0 of those under the top-level key
+      "layers" is the layer.
 
   Returns:
-    A tree of bools with the structure of `params`: True for network weights with two
-    or more axes per layer; False for biases, norms and everything under "encoding".
+    A tree of bools with the structure of `params`: True for network weights
+    with two or more axes per layer; False for biases, norms and everything
+    under "encoding".
   """
 
   def is_matrix(path, leaf) -> bool:

@@ -1,4 +1,4 @@
-"""A profile of some steps of a run, for XProf or TensorBoard."""
+"""Profiles a range of training steps, for XProf or TensorBoard."""
 
 from typing import Any
 
@@ -11,20 +11,20 @@ from dape_jax.errors import ConfigError
 def check_profile_steps(
     steps: tuple[int, int] | None, done: int, total: int
 ) -> None:
-  """Checks that this run makes the steps to be profiled.
+  """Checks that this run trains the steps to profile.
 
   Args:
-    steps: the first and the last of them, or None.
-    done: steps done before.
-    total: steps of the entire run.
+    steps: first and last step to profile, or None.
+    done: steps completed before this run.
+    total: last step of the run.
 
   Raises:
-    ConfigError: it does not make all of them.
+    ConfigError: it does not train all of them.
   """
   if steps and not (done < steps[0] and steps[1] <= total):
     raise ConfigError(
-        f"--profile_steps={steps[0]},{steps[1]}: this run makes steps {done + 1}"
-        f" to {total}; choose from them."
+        f"--profile_steps={steps[0]},{steps[1]}: this run trains steps"
+        f" {done + 1} to {total}; choose from them."
     )
 
 
@@ -50,13 +50,13 @@ class ProfileWindow:
       jax.profiler.stop_trace()
 
   def before(self, step: int) -> None:
-    """Starts the profiler before the first step."""
+    """Starts the profiler if `step` is the first to profile."""
     if step == self._first:
       self._is_running = True
       jax.profiler.start_trace(self.folder)
 
   def after(self, step: int, outputs: Any) -> bool:
-    """Stops after the outputs of the last step; returns whether it did."""
+    """Stops the profiler after the last step; returns whether it did."""
     if not self._is_running or step < self._last:
       return False
     jax.block_until_ready(outputs)

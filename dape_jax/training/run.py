@@ -18,10 +18,10 @@ from dape_jax.training.step import make_eval_step, make_train_step
 
 
 class Program:
-  """The compiled side of a run: state and steps on a mesh, without data.
+  """A run without its data: the state and jitted steps on a mesh.
 
   Attributes:
-    config, mesh: of the run.
+    config, mesh: the run's settings and mesh.
     abstract_state: shapes of the state, with shardings.
     train_step, eval_step: see `make_train_step` and `make_eval_step`.
   """
@@ -30,7 +30,7 @@ class Program:
     """Traces the model; compiles nothing.
 
     Raises:
-      ConfigError: settings of the model, the batch or the mesh do not fit.
+      ConfigError: settings of the model, batch or mesh are incompatible.
     """
     partitioning.check_batch(config, mesh)
     length = config.data.row_length
@@ -70,7 +70,7 @@ class Program:
 
 
 class Run(Program):
-  """A program with its data.
+  """A program and its data.
 
   Attributes:
     batches, validation: see `make_batches`.
@@ -80,9 +80,9 @@ class Run(Program):
     """Opens the data, preparing it if necessary.
 
     Raises:
-      ConfigError: a setting does not fit, or see `make_batches`.
+      ConfigError: settings are incompatible; see also `make_batches`.
     """
-    # Reports bad model settings before it prepares any data.
+    # Check the model's settings before preparing any data.
     super().__init__(config, mesh)
     self.batches, self.validation = make_batches(config)
 
@@ -91,9 +91,9 @@ class Run(Program):
     return self._on_devices(self.batches, step)
 
   def validation_loss(self, params: Any) -> float:
-    """Returns nats per weighted token over the first validation batches."""
-    # Stops after the first epoch, so that no window counts twice unless there are
-    # too few for one batch.
+    """Returns the loss over the first validation batches, see `loss_count`."""
+    # At most one epoch, so that no window counts twice unless there are too few
+    # for one batch.
     available = self.validation.num_windows // self.config.train.batch_size
     count = min(self.config.train.eval_batches, max(available, 1))
     sums = [
@@ -115,7 +115,8 @@ def make_batches(config: ExperimentConfig) -> tuple[Batches, Batches]:
   The validation batches do not depend on the run's seed.
 
   Raises:
-    ConfigError: the model has too few ids for the data, or see `load_corpora`.
+    ConfigError: the model's vocabulary or output is too small for the data; see
+      also `load_corpora`.
   """
   data, model = config.data, config.model
   shape = dict(length=data.length, batch_size=config.train.batch_size)
@@ -134,8 +135,8 @@ def make_batches(config: ExperimentConfig) -> tuple[Batches, Batches]:
         lengths_per_batch=data.lengths_per_batch,
         **shape,
     )
-    # No run has seed 2**64. 2**32 would not do: NumPy's generators read it as the
-    # words 0 and 1, so its first batch would be the second of seed 0.
+    # No run has seed 2**64. 2**32 would not do: NumPy's generators read it as
+    # the words 0 and 1, so its first batch would be the second of seed 0.
     return batches(seed=config.seed), batches(seed=2**64)
   corpora = load_corpora(
       source=data.source, tokenizer=data.tokenizer, data_dir=data.dir

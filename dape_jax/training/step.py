@@ -25,7 +25,8 @@ def weighted_nats(
     weights_BxT: float32; tokens with weight 0 are ignored.
 
   Returns:
-    float32 scalar in nats; NaN if a target with a weight is not a valid id.
+    float32 scalar in nats; NaN if a target with nonzero weight is not a valid
+    id.
   """
   logits_BxTxV = logits_BxTxV.astype(jnp.float32)
   ids_BxTxV = jax.lax.broadcasted_iota(jnp.int32, logits_BxTxV.shape, 2)
@@ -59,8 +60,8 @@ def loss_count(weights_AxBxT: jax.Array, loss_mean: str) -> jax.Array:
 
   Args:
     weights_AxBxT: loss weights of the tokens.
-    loss_mean: as in `TrainConfig`: "token" for the sum of weights, "row" for the
-      number of rows with a positive weight.
+    loss_mean: as in `TrainConfig`: "token" for the sum of weights, "row" for
+      the number of rows with a positive weight.
   """
   if loss_mean == "row":
     return jnp.sum(jnp.any(weights_AxBxT > 0, axis=-1), dtype=jnp.float32)
@@ -80,24 +81,24 @@ def make_train_step(
   """Returns the jitted step (state, batch) -> (state, metrics).
 
   The batch has arrays [A, B, T] from `partitioning.global_batch`. The A
-  microbatches run one after another; nats and gradients are summed, then divided
-  by the count of the entire batch, so the result does not depend on A. The input
-  state is donated.
+  microbatches run one after another; nats and gradients are summed, then
+  divided by the count of the entire batch, so the result does not depend on A.
+  The input state is donated.
 
-  The metrics are float32 scalars: loss (nats per weighted token or per row, before
-  the update), gradient_norm (global, before clipping), learning_rate (of this
-  update) and tokens (weighted tokens in the batch).
+  The metrics are float32 scalars: loss (nats per weighted token or per row,
+  before the update), gradient_norm (global, before clipping), learning_rate (of
+  this update) and tokens (weighted tokens in the batch).
 
   Args:
-    model: the decoder.
+    model: the transformer.
     optimizer: see `make_optimizer`.
     schedule: the optimizer's learning rate, for the metrics.
-    mesh: see `partitioning.make_mesh`; the state is sharded over it according to
-      `partitioning.state_sharding`.
-    max_position: draw the positions of each row at random below this number, see
-      `randomized_positions`; 0 keeps them.
+    mesh: see `partitioning.make_mesh`; the state is sharded over it according
+      to `partitioning.state_sharding`.
+    max_position: draws each row's positions at random below this number, see
+      `randomized_positions`; 0 keeps the batch's positions.
     loss_mean: see `loss_count`.
-    seed: of random positions and dropout, which also depend on the step.
+    seed: seed of random positions and dropout, which also depend on the step.
   """
 
   def with_random_positions(batch, step):
@@ -108,7 +109,7 @@ def make_train_step(
     return batch | {"positions": jax.vmap(draw)(keys, positions)}
 
   def dropout_keys(step, num_microbatches):
-    # Not the keys of positions: no step has this number.
+    # Differs from the keys of positions: no step has this number.
     key = jax.random.fold_in(jax.random.key(seed), 2**32 - 1)
     return jax.random.split(jax.random.fold_in(key, step), num_microbatches)
 
@@ -166,7 +167,7 @@ def make_eval_step(
   """Returns the jitted step (params, batch) -> (sum of nats, count).
 
   Args:
-    model: the decoder.
+    model: the transformer.
     mesh: see `partitioning.make_mesh`; the batch is as in `make_train_step`.
     loss_mean: see `loss_count`.
   """

@@ -18,8 +18,8 @@ from dape_jax.locking import locked
 from dape_jax.parallel import distributed
 from dape_jax.training.run import Run
 
-# Settings that a resumed run may change, because they do not change its result.
-# The data may move: the checkpoint has their fingerprint.
+# Settings that a resumed run may change, because they do not affect its result.
+# The data may move: the checkpoint stores its fingerprint.
 _LOCATIONS = frozenset({"data.dir", "data.source", "data.tokenizer"})
 _FREE = _LOCATIONS | frozenset(
     {
@@ -39,10 +39,10 @@ _FREE = _LOCATIONS | frozenset(
 
 @contextlib.contextmanager
 def writing_to(workdir: epath.Path) -> Iterator[None]:
-  """Turns errors of writing to a workdir into a ConfigError."""
+  """Converts errors from writing to a workdir to a ConfigError."""
   try:
     yield
-  except ImportError as e:  # Of the package for gs:// and the like.
+  except ImportError as e:  # No package for gs:// or another scheme.
     raise ConfigError(f"--workdir={workdir}: {e}.") from e
   except OSError as e:
     raise ConfigError(
@@ -53,7 +53,7 @@ def writing_to(workdir: epath.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone_in(workdir: epath.Path) -> Iterator[None]:
-  """Keeps other runs out of a local workdir; every process calls this.
+  """Locks a local workdir against other runs; every process calls this.
 
   Raises:
     ConfigError: another run uses it, or it cannot be written.
@@ -62,8 +62,8 @@ def alone_in(workdir: epath.Path) -> Iterator[None]:
     with distributed.failing_together():
       if jax.process_index() == 0 and not is_remote(workdir):
         message = (
-            f"--workdir={workdir}: another process trains in it; wait for it, stop"
-            " it, or give another folder."
+            f"--workdir={workdir}: another process is training in it; wait for"
+            " it, stop it, or give another folder."
         )
         with writing_to(workdir):
           stack.enter_context(locked(workdir / "lock", message))
@@ -82,11 +82,11 @@ def first_state(run: Run, folder: epath.Path, skip_damaged: bool) -> TrainState:
 
   Args:
     run: the run to resume or to start.
-    folder: its checkpoints.
+    folder: folder of its checkpoints.
     skip_damaged: move damaged checkpoints aside and try the previous one.
 
   Raises:
-    ConfigError: the checkpoint has another config or other data.
+    ConfigError: the checkpoint was written with another config or other data.
     DamagedCheckpointError: it is damaged, and `skip_damaged` is False.
   """
   found = step_folders(folder)
@@ -102,7 +102,7 @@ def first_state(run: Run, folder: epath.Path, skip_damaged: bool) -> TrainState:
       return state
     if not skip_damaged:
       raise damaged or checkpoint.DamagedCheckpointError(
-          f"checkpoint {path} is damaged for another process of this run."
+          f"checkpoint {path} cannot be read by another process of this run."
       )
     distributed.say(f"warning: {damaged}")
     if jax.process_index() == 0:
@@ -126,11 +126,11 @@ def _load(run: Run, path: epath.Path) -> TrainState:
 def check_same_config(
     config: ExperimentConfig, stored: Mapping[str, Any]
 ) -> None:
-  """Checks that a run may resume from a checkpoint with a stored config.
+  """Checks that a run may resume from a checkpoint with the stored config.
 
   Args:
-    config: of the run.
-    stored: of the checkpoint, see `experiment_to_dict`.
+    config: the run's config.
+    stored: the checkpoint's config, see `experiment_to_dict`.
 
   Raises:
     ConfigError: a setting that changes the result differs.
@@ -151,15 +151,15 @@ def check_same_run(run: Run) -> None:
   """Checks that all processes of a run have the same settings and data.
 
   Raises:
-    ConfigError: they do not; every process raises it.
+    ConfigError: they differ; every process raises it.
   """
   values = _flatten(experiment_to_dict(run.config))
   # Data may be in different places on different machines.
   settings = {k: v for k, v in values.items() if k not in _LOCATIONS}
   distributed.check_equal(
       json.dumps(settings, sort_keys=True, default=str),
-      "the processes of this run have different settings: start all of them with"
-      " the same command.",
+      "the processes of this run have different settings: start all of them"
+      " with the same command.",
   )
   data = [batches.data_state(0) for batches in (run.batches, run.validation)]
   distributed.check_equal(

@@ -1,9 +1,9 @@
 """A checkpoint of an earlier version still loads and resumes.
 
-golden_run.tar.xz is the workdir of a run of 12 steps that was killed after step 7
-with a checkpoint of step 5, and the metrics of the same run uninterrupted. Commit
-4dd707c wrote both, on CPU. Replace it only together with a documented break of the
-checkpoint format.
+golden_run.tar.xz contains the workdir of a 12-step run that was killed after
+step 7, with a checkpoint of step 5, and the metrics of the same run without
+interruption. Commit 4dd707c wrote both, on CPU. Replace it only with a
+documented breaking change of the checkpoint format.
 """
 
 import json

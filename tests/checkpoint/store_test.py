@@ -80,7 +80,7 @@ def test_failed_save_is_reported_and_others_stay(copy, state, config, capsys):
       checkpoints.save(this, experiment_to_dict(config), {})
       return checkpoints.wait()
 
-    # Compiles first: the limit would damage JAX's cache.
+    # Compile first: the limit would damage JAX's compilation cache.
     assert save(4)
     # No file may grow beyond this, as on a full disk.
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
@@ -142,7 +142,7 @@ def test_state_may_be_donated_after_save(tmp_path, state, config):
       lambda s: s.replace(params=jax.tree.map(lambda x: x * 2, s.params)),
       donate_argnums=0,
   )
-  # A copy: the fixture must not be donated.
+  # A copy, because the fixture must not be donated.
   this = jax.tree.map(jnp.copy, state).replace(step=jnp.asarray(7, jnp.int32))
   folder = epath.Path(tmp_path / "checkpoints")
   with CheckpointSaver(folder, keep=1) as checkpoints:
@@ -188,13 +188,13 @@ def test_missing_and_empty_paths(tmp_path):
 
 def _files(folder):
   files = [f for f in folder.rglob("*") if f.is_file() and f.stat().st_size]
-  # Never read: markers, and files that a load with given shardings does not need.
+  # Never read: markers, and files not needed to load with given shardings.
   unused = ("commit_success.txt", "_sharding", "_CHECKPOINT_METADATA")
   return sorted(f for f in files if f.name not in unused)
 
 
 def test_damage_to_any_file_is_reported_or_harmless(copy, state, capfd):
-  """Truncates and alters each file; a load never returns wrong numbers."""
+  """Truncates and corrupts each file; loading never returns wrong values."""
   step = copy / "checkpoints" / "3"
   reported = 0
   for file, damage in itertools.product(

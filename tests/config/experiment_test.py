@@ -1,4 +1,4 @@
-"""Settings are validated once, with the field and the fix in the message."""
+"""Settings are validated; errors name the field and the fix."""
 
 import json
 
@@ -46,7 +46,7 @@ def task(name, **settings):
         ({"data": {"length": -1}}, "config.data.length=-1"),
         ({"data": {"packing": "segment"}}, 'Did you mean "segments"'),
         ({"optimizer": {"beta1": 1.0}}, r"must be in \[0, 1\)"),
-        ({"optimizer": {"learning_rate": float("inf")}}, "not finite"),
+        ({"optimizer": {"learning_rate": float("inf")}}, "must be finite"),
         ({"seed": 2**32}, "config.seed=4294967296"),
         ({"seed": 1.0}, "config.seed=1.0"),
         ({"data": None}, "config.data=None: must be a section"),
@@ -59,7 +59,7 @@ def task(name, **settings):
             {"model": {"dropout": 1.0}},
             r"config.model.dropout=1.0: must be in \[0, 1",
         ),
-        ({"model": {"dropout": float("nan")}}, "dropout=nan: not finite"),
+        ({"model": {"dropout": float("nan")}}, "dropout=nan: must be finite"),
         (
             {"model": {"norm": "Post"}},
             'norm=.Post. is unknown. Did you mean "p',
@@ -78,7 +78,7 @@ def task(name, **settings):
         (task("copy", lengths_per_batch=0), "lengths_per_batch=0: must be"),
         (
             task("copy", lengths_per_batch=5),
-            "batch_size=32: not a multiple of config.data.lengths_per_batch",
+            "batch_size=32: must be a multiple of config.data.lengths_per",
         ),
         (
             task("copy", length=30) | {"train": {"max_position": 59}},

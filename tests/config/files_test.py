@@ -1,4 +1,4 @@
-"""Config files: their arguments, and their validity."""
+"""Config files: their arguments and validity."""
 
 import importlib.util
 import pathlib
@@ -115,7 +115,7 @@ def test_models_of_the_papers(size, recipe):
 @pytest.mark.parametrize("task", tasks.TASKS)
 @pytest.mark.parametrize("name", ["che", "length_tasks"])
 def test_every_task_is_valid(name, task):
-  # One encoding for each layer.
+  # One encoding per layer.
   encoding = "rope,nope,rope,nope,nope" if name == "che" else "rope,nope"
   experiment = load(name, f"task={task},encoding={encoding}")
   assert experiment.data.task == task

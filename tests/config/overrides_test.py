@@ -161,7 +161,7 @@ def test_wrong_overrides_are_one_line(show, flag, message):
             " --config.model.encoding_options={}",
             "{}: would replace --config.model.encoding_options.width=8, given",
         ),
-        ("--config.mesh.ring", "config.mesh.ring=True: needs split rows"),
+        ("--config.mesh.ring", "config.mesh.ring=True: requires rows"),
         ("--config.train.steps=0", "config.train.steps=0: must be greater"),
         ("--confg=x", "--confg=x is not a flag. Did you mean --config=x? See"),
         ("--confg.train.steps=5", "Did you mean --config.train.steps=5? See"),

@@ -1,4 +1,4 @@
-"""Checks that processes make together, with the other process simulated."""
+"""Checks across processes, with a simulated second process."""
 
 import contextlib
 
@@ -13,7 +13,7 @@ from dape_jax.parallel import distributed
 
 @pytest.fixture
 def other_process(monkeypatch):
-  """Returns a function that sets what a second process sends; None for the same."""
+  """Returns a function that sets the second process's value; None: the same."""
 
   def other_process(sent):
     def allgather(x):

@@ -1,4 +1,4 @@
-"""Runs of several real processes: stopped, killed and resumed on other meshes."""
+"""Multi-process runs: stopped, killed and resumed on other meshes."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def config(make_config, data_dir):
 
 @pytest.fixture(scope="module")
 def uninterrupted(config, read_results, tmp_path_factory):
-  """The results of an uninterrupted run on the eight devices of this process."""
+  """Results of an uninterrupted run on the eight devices of this process."""
   workdir = tmp_path_factory.mktemp("uninterrupted")
   loop.train(config, workdir)
   return read_results(workdir)
@@ -61,7 +61,7 @@ def run(data_dir):
 
 @pytest.fixture
 def train(run):
-  """Returns a function that starts processes of train.py with two devices each."""
+  """Returns a function that starts train.py processes of two devices each."""
   started = []
 
   def train(workdir, processes, *flags, each=None):

@@ -1,4 +1,4 @@
-"""A tiny grid: trained, scored, resumed and refused."""
+"""A tiny grid: training, scoring, resuming and rejected settings."""
 
 import json
 import pathlib

@@ -31,7 +31,7 @@ def plain(batch, heads, head_dim, length, **options):
 
 
 def packed(*rows, window=None):
-  """Returns a case with one row for each result of `documents`."""
+  """Returns a case with one row per result of `documents`."""
   rows = rows or (documents(70, 1, 49, padding=30), documents(150))
   ids, positions = (np.int32(x) for x in zip(*rows))
   return plain(
@@ -142,7 +142,7 @@ def assert_close(actual, expected, tolerance):
 
 
 def interpret_kernels(monkeypatch, interpret=True):
-  """Makes `attention` choose the TPU kernels and run them interpreted."""
+  """Makes `attention` choose the TPU kernels, in interpret mode."""
   monkeypatch.setattr(target, "target_platform", lambda: "tpu")
   for module in (pallas_tpu, pallas_tpu_v2):
     function = functools.partial(module.pallas_attention, interpret=interpret)

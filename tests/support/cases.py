@@ -8,7 +8,7 @@ import numpy as np
 
 from dape_jax import encodings
 
-# One encoding for each way to act on queries, keys and scores;
+# One encoding for each way to modify queries, keys and scores;
 # attention/encodings_test.py covers all names.
 NAMES = (
     "nope",

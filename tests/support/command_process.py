@@ -1,7 +1,7 @@
 """Runs commands in one process for many tests, so that JAX starts only once.
 
-In a separate process because absl's flags are global: two commands may define the
-same flag.
+The process is separate because absl's flags are global: two commands may define
+the same flag.
 """
 
 import contextlib

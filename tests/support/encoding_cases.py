@@ -36,7 +36,7 @@ _ABSOLUTE_BASES = ("fire", "learned", "sinusoidal")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """An encoding under test and the invariants that it satisfies."""
+  """An encoding under test and its invariants."""
 
   encoding: dape_jax.PositionalEncoding
   base: str
@@ -86,8 +86,8 @@ def _composed() -> dict[str, Case]:
 
 
 CASES = {name: registered(name) for name in encodings.names()} | _composed()
-# Bases of different kinds: by position, by token, with and without parameters,
-# rotating queries and keys. With every other base a wrapper is a soak test.
+# Bases of each kind: by position, by token, with and without parameters, and
+# rotating queries and keys. Wrappers of other bases are soak tests.
 _WRAPPED = {
     "dape": ("fire", "fox", "kerple_log", "rope"),
     "dape_static": ("fire", "fox", "t5"),

@@ -1,8 +1,8 @@
-"""How commands refuse bad input."""
+"""Checks how commands reject invalid input."""
 
 
 def assert_refused(result, message):
-  """Checks status 2 and a last line of stderr with the message.
+  """Checks exit status 2 and the message in the last line of stderr.
 
   Args:
     result: exit status, stdout and stderr.

@@ -1,4 +1,4 @@
-"""Runs on disk, written by the code that training writes them with."""
+"""Runs on disk, written by the same code as in training."""
 
 import numpy as np
 from etils import epath
@@ -25,7 +25,7 @@ TINY = ModelConfig(
 
 
 def documents(sizes, seed=0):
-  """Returns documents of random letters, of these sizes in each split."""
+  """Returns documents of random letters, with these sizes in each split."""
   rng = np.random.default_rng(seed)
   return [
       data.Document(

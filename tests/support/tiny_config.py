@@ -17,8 +17,8 @@ def get_config() -> config_dict.ConfigDict:
           learning_rate=1e-2,
           warmup_steps=2,
           clip_norm=1.0,
-          # With the usual 1e-8, Adam blows rounding up to whole updates, and
-          # sums in another order could not be compared.
+          # With the usual 1e-8, Adam amplifies rounding errors to full updates,
+          # so that sums in another order could not be compared.
           eps=1e-4,
       ),
       train=dict(

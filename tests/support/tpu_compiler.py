@@ -1,4 +1,4 @@
-"""The TPU compiler in tests: programs that compile for chips that are not there."""
+"""The TPU compiler in tests: compiles programs without a TPU."""
 
 import os
 import pathlib
@@ -23,7 +23,7 @@ needed = pytest.mark.skipif(
 
 
 def output_of(program: str) -> str:
-  """Returns what a Python program prints in a process with the compiler."""
+  """Returns the output of a Python program in a process with the compiler."""
   done = subprocess.run(
       [sys.executable, "-c", program],
       env=os.environ | ENVIRONMENT,

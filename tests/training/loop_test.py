@@ -1,4 +1,4 @@
-"""Interrupting, resuming, refusing and stopping a run, in one process."""
+"""Interrupting, resuming, rejecting and stopping a run, in one process."""
 
 import json
 import os
@@ -246,7 +246,7 @@ def test_settings_that_do_not_fit_are_refused(
 def test_second_run_in_a_workdir_is_refused(make_config, tmp_path):
   with (
       locking.locked(tmp_path / "lock", ""),
-      pytest.raises(ConfigError, match="another process trains in it"),
+      pytest.raises(ConfigError, match="another process is training in it"),
   ):
     loop.train(make_config(), tmp_path)
   assert not (tmp_path / "checkpoints").exists()
@@ -259,7 +259,7 @@ def test_unwritable_workdir_is_refused(make_config, tmp_path):
 
 
 def test_profile_steps_outside_the_run_are_refused(make_config, tmp_path):
-  message = "profile_steps=2,5: this run makes steps 1 to 3"
+  message = "profile_steps=2,5: this run trains steps 1 to 3"
   with pytest.raises(ConfigError, match=message):
     loop.train(make_config(_SHORT), tmp_path, profile_steps=(2, 5))
 

@@ -1,4 +1,4 @@
-"""Steps on a task: mean over rows, random positions, dropout."""
+"""Training steps on a task: mean over rows, random positions, dropout."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ from dape_jax.models import Transformer
 from dape_jax.parallel import partitioning
 from dape_jax.training.step import make_eval_step, make_train_step
 
-# Compiles faster than AdamW.
+# SGD compiles faster than AdamW.
 OPTIMIZER = optax.sgd(0.1)
 
 
@@ -56,7 +56,7 @@ def rows():
   # Rows with different numbers of answers; row 0 gets none.
   assert len(set(rows["loss_weights"].sum(axis=1))) == 4
   rows["loss_weights"][0] = 0
-  # Padding gets positions, too, so that a row uses all there are.
+  # Padding gets positions too, so that a row uses all of them.
   rows["positions"][:] = np.arange(rows["positions"].shape[1])
   return rows
 
@@ -153,7 +153,7 @@ def test_random_positions_depend_on_seed_and_step(mesh, run, rows):
     return run(step, at=at)[1]["loss"]
 
   unchanged = loss(0)
-  # There is one way to draw all positions of a row.
+  # Only one sorted sample contains all positions.
   length = rows["inputs"].shape[1]
   np.testing.assert_allclose(loss(length), unchanged, rtol=1e-6)
   losses = [unchanged, loss(500), loss(500, seed=1), loss(500, at=1)]

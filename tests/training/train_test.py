@@ -149,7 +149,7 @@ def test_diverged_run_is_one_line_and_leaves_no_broken_checkpoint(
   last = stderr.splitlines()[-1]
   assert last.startswith("train.py: error: ")
   assert "config.optimizer.learning_rate" in last
-  # The first update has rate 0, so only the state after it is good.
+  # The first update has learning rate 0, so only the state after it is finite.
   assert _finished_steps(tmp_path) == ["1"]
   for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
     assert math.isfinite(json.loads(line)["loss"])

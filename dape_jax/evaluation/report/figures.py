@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-# Okabe and Ito's color-blind safe palette, without its yellow, which is faint on
-# white. Markers and dashes distinguish more lines than there are colors.
+# Okabe and Ito's color-blind safe palette, without its yellow, which is faint
+# on white. Markers and dashes distinguish more lines than there are colors.
 _COLORS = (
     "#0072B2",
     "#D55E00",
@@ -26,7 +26,7 @@ _MOST_TICKS = 20
 
 def new_figure(width: float, height: float) -> Any:
   """Returns an empty matplotlib figure; sizes in inches, 150 dots per inch."""
-  # The import takes half a second, which only callers that draw should pay.
+  # Imported here, because the import takes half a second.
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
@@ -57,7 +57,7 @@ def plain(text: str) -> str:
 def length_axis(axes: Any, lengths: Sequence[int]) -> None:
   """Makes the x axis logarithmic, with a tick at each of the lengths.
 
-  With more than twenty lengths, which are not powers of two, it stays linear.
+  With more than 20 lengths (a range, not powers of two) it stays linear.
   """
   from matplotlib import ticker
 
@@ -83,12 +83,13 @@ def train_length_line(axes: Any, train_lengths: Sequence[int]) -> Any:
 def legend_in_order(
     figure: Any, lines: Mapping[str, Any], last: Sequence[float], others: Any
 ) -> None:
-  """Adds a legend whose lines are in the order of their last values.
+  """Adds a legend that lists lines in the order of their last values.
 
   Args:
     figure: a matplotlib figure.
     lines: {label: line}.
-    last: value at the right end of each line; NaN comes first, then the largest.
+    last: value at the right end of each line; NaN comes first, then the
+      largest.
     others: {label: line} to list below them.
   """
   last = np.nan_to_num(np.array(last), nan=math.inf)
@@ -177,7 +178,7 @@ def heat_map_figure(
   """Writes a PNG file of heat maps of values from 0 to 1.
 
   Args:
-    panels: {title: float [rows, columns]}; NaN, not measured, is gray.
+    panels: {title: float [rows, columns]}; NaN (not measured) is gray.
     path: path of the file.
     title: title of the figure.
     columns, rows: tick labels, the first row at the top.

@@ -20,7 +20,7 @@ from dape_jax.evaluation.report.subjects import (
 )
 from dape_jax.evaluation.report.text import as_markdown
 
-# Whatever the terminal's encoding is; folder names may be invalid Unicode.
+# Independent of the locale; folder names may be invalid Unicode.
 _UTF8 = {"encoding": "utf-8", "errors": "replace"}
 _TEMPLATE = pathlib.Path(__file__).parent / "page.html.jinja"
 _FIGURES = "perplexity.png", "positions.png", "retrieval_*.png", "needle_*.png"
@@ -35,7 +35,7 @@ def write(results: dict[str, Any], folder: os.PathLike) -> list[pathlib.Path]:
 
   Args:
     results: see `results_file`.
-    folder: an existing folder. A report in it is replaced, which is reported on
+    folder: an existing folder. A report in it is replaced, with a message on
       stderr.
 
   Returns:
@@ -48,7 +48,7 @@ def write(results: dict[str, Any], folder: os.PathLike) -> list[pathlib.Path]:
     for pattern in _FIGURES:
       for path in folder.glob(pattern):
         path.unlink()
-  # First, so that a failure below costs a figure and not the results.
+  # Written first, so that a failure below does not lose the results.
   write_json(results, results_path)
   shown = tables.main_tables(results)
   table_path = folder / "table.md"
@@ -97,7 +97,7 @@ def _draw(
         ],
         path,
         title=f"Retrieval: {task}",
-        # If they differ, the labels have them.
+        # If they differ, the labels show them.
         train_length=min(train_lengths) if len(train_lengths) == 1 else None,
         ylabel="exact match",
     )
@@ -128,7 +128,7 @@ def _page(
     figures: Mapping[pathlib.Path, str],
     shown: Sequence[tables.Table],
 ) -> str:
-  """Returns an HTML page that needs no other file, no network and no script."""
+  """Returns a self-contained HTML page without scripts."""
   names = ", ".join(dict.fromkeys(run["encoding"] for run in results["runs"]))
   stride = results["stride"]
   environment = jinja2.Environment(

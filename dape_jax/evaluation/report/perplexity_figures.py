@@ -10,17 +10,17 @@ import numpy as np
 from dape_jax.evaluation.report import figures
 from dape_jax.evaluation.report.subjects import Subject, labels, subjects
 
-# With more lines, crop baselines get a panel of their own, and single runs no
+# With more lines, crop baselines get their own panel, and single runs have no
 # bands, which would overlap.
 _FEW = 4
-# Ratio of perplexities that calls for a second panel.
+# Ratio of perplexities above which a second panel shows the low ones.
 _DIVERGES = 20
 _CROP = "crop: context cut to the training length"
 _CROP_LINE = {"linewidth": 1, "linestyle": "--"}
 
 
 def _finite(values: Sequence[Any]) -> np.ndarray:
-  """Returns float64 values with NaN, which is not drawn, for infinite ones."""
+  """Returns float64 values; infinite ones become NaN, which is not drawn."""
   values = np.array(values, np.float64)
   return np.where(np.isfinite(values), values, math.nan)
 
@@ -35,7 +35,7 @@ def _perplexities(
 
 
 def _band(subject: Subject) -> np.ndarray | None:
-  """Returns the range over seeds or one run's interval [2, lengths], or None."""
+  """Returns [2, lengths]: range over seeds or one run's interval; or None."""
   rows = [run["rows"] for run in subject.runs]
   if len(rows) > 1:
     values = _finite([[r["perplexity"] for r in run] for run in rows])
@@ -57,7 +57,7 @@ def _missing(lengths: Sequence[int], *values: np.ndarray) -> str:
 
 
 def _perplexity_axis(axes: Any, values: np.ndarray) -> None:
-  """Makes the y axis logarithmic, with numbers on it even for a short range."""
+  """Makes the y axis logarithmic, with tick labels even for a short range."""
   from matplotlib import ticker
 
   axes.set_yscale("log")
@@ -67,7 +67,7 @@ def _perplexity_axis(axes: Any, values: np.ndarray) -> None:
     return
   spread = values.max() / values.min()
   if spread < _DIVERGES:
-    # Powers of ten would leave the axis without a number.
+    # Ticks at powers of ten could leave the axis without a label.
     locator = ticker.MaxNLocator(nbins=7)
   else:
     locator = ticker.LogLocator(subs=(1, 2, 5) if spread < 1e4 else (1,))
@@ -150,10 +150,10 @@ def perplexity_figure(results: dict[str, Any], path: os.PathLike) -> None:
 
 
 def position_figure(results: dict[str, Any], path: os.PathLike) -> None:
-  """Writes a PNG file of the loss by position, the mean over several seeds.
+  """Writes a PNG file of the loss by position, averaged over seeds.
 
-  Chi et al. 2022, figures 5 and 7, arXiv 2205.09921. The crop baseline is
-  dashed; the training length is a vertical line.
+  As in figures 5 and 7 of Chi et al. 2022, arXiv 2205.09921. The crop baseline
+  is dashed; the training length is a vertical line.
 
   Args:
     results: see `results_file`; every run has positions.

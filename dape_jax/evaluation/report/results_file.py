@@ -19,10 +19,10 @@ and "-Infinity", as in the JSON encoding of protocol buffers.
     documents             indices of the evaluated documents in the split
     document_names        their names
     runs                  one per checkpoint:
-      name                the shortest folder name that tells runs apart
+      name                shortest path suffix unique to the run
       checkpoint          folder
       encoding            registry name of the position encoding
-      train_length        tokens per training window; the crop baseline's context
+      train_length        tokens per training window, and crop context
       step                optimizer steps of the checkpoint
       seed                training seed
       rows                one per length:
@@ -56,10 +56,10 @@ and "-Infinity", as in the JSON encoding of protocol buffers.
         task, length      name of the task, tokens of the text
         depth             of the needle, 0 (begin) to 1 (end), or null
         samples           number of texts
-        exact_match       fraction of the texts answered completely
+        exact_match       fraction of the texts answered exactly
         token_accuracy    fraction of the answer tokens
     groups                runs that differ only in the seed:
-      name                tells groups apart
+      name                unique name of the group
       encoding, train_length
       runs                names of the runs
       rows                one per length:
@@ -114,7 +114,7 @@ def _decode(value: Any) -> Any:
 
 
 def write_json(results: dict[str, Any], path: os.PathLike) -> None:
-  """Writes results of the schema above, replacing `path` atomically."""
+  """Writes results in the schema above, replacing `path` atomically."""
   path = pathlib.Path(path)
   document = {"format": FORMAT, "version": VERSION, **_encode(results)}
   partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
@@ -123,10 +123,10 @@ def write_json(results: dict[str, Any], path: os.PathLike) -> None:
 
 
 def read_json(path: os.PathLike) -> dict[str, Any]:
-  """Returns the results `write_json` wrote, without format and version.
+  """Reads a file of `write_json`; returns it without format and version.
 
   Raises:
-    ConfigError: If the file is missing, is not a results file, or has another
+    ConfigError: the file is missing, is not a results file, or has another
       version.
   """
   try:
@@ -151,7 +151,7 @@ def make_folder(folder: os.PathLike) -> None:
   """Creates a folder for results.
 
   Raises:
-    ConfigError: If it cannot be created or is not writable.
+    ConfigError: it cannot be created or is not writable.
   """
   try:
     pathlib.Path(folder).mkdir(parents=True, exist_ok=True)

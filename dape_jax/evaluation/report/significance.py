@@ -1,4 +1,4 @@
-"""Which differences at a length are significant, and how tables mark them."""
+"""Significance of differences at a length, and its marks in tables."""
 
 import math
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ BEST, DIFFERS, BELOW_CROP, ABOVE_CROP = "^", "!", "<", ">"
 MEANING = (
     f"{BEST} lowest perplexity at that length.",
     f"{DIFFERS} differs significantly from the lowest.",
-    f"{BELOW_CROP} significantly below its own crop baseline: the longer context"
-    " helps.",
-    f"{ABOVE_CROP} significantly above its own crop baseline: the longer context"
-    " hurts.",
+    f"{BELOW_CROP} significantly below its own crop baseline: the longer"
+    " context helps.",
+    f"{ABOVE_CROP} significantly above its own crop baseline: the longer"
+    " context hurts.",
     f"Significant: p < {ALPHA} in a two-sided paired sign-flip test over"
     " documents, after Holm's correction for all comparisons that can be marked"
-    " at that length: each subject with the lowest, and each subject with its"
-    " crop baseline beyond its training length. The test is over documents and"
-    " does not account for variation between seeds.",
+    " at that length: each row against the lowest and, beyond its training"
+    " length, against its crop baseline. The test is over documents and does"
+    " not account for variation between seeds.",
 )
 
 
@@ -37,8 +37,8 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
   dependence between the tests.
 
   Args:
-    p_values: [n], at least 0; NaN marks a missing test: it stays NaN and does
-      not count.
+    p_values: [n], at least 0; NaN marks a missing test, which is not counted
+      and stays NaN.
 
   Returns:
     float64 [n].
@@ -53,7 +53,7 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
 
 
 def _best(subjects: Sequence[Subject], index: int) -> Subject | None:
-  """Returns the subject of lowest finite perplexity at a length, or None."""
+  """Returns the subject with the lowest finite perplexity, or None."""
   perplexity = lambda s: s.value("perplexity", index).mean
   finite = [s for s in subjects if math.isfinite(perplexity(s))]
   return min(finite, key=perplexity, default=None)
@@ -64,13 +64,12 @@ def adjusted(
 ) -> list[tuple[dict[str, Any], float]]:
   """Returns the comparisons a table can mark, with their adjusted p values.
 
-  They are the comparisons of each subject with the best one, and of each
-  subject with its crop baseline beyond the training length, where the two
-  differ.
+  These are each subject against the best one and, beyond the training length,
+  where the two differ, each subject against its crop baseline.
 
   Args:
     results: see `results_file`.
-    subjects: all that are compared.
+    subjects: all subjects compared.
     index: index of the length.
   """
   length = results["lengths"][index]
@@ -98,9 +97,8 @@ def marks(
 
   Args:
     results: see `results_file`.
-    subjects: all that are compared.
+    subjects: all subjects compared.
     index: index of the length.
-
   Returns:
     {name: marks}; a single subject is not marked as the best.
   """
@@ -109,7 +107,7 @@ def marks(
   if lowest is not None and len(subjects) > 1:
     result[lowest.name] += BEST
   significant = [c for c, p in adjusted(results, subjects, index) if p < ALPHA]
-  # The mark from the comparison with the best comes first.
+  # The mark for differing from the best comes first.
   for comparison in sorted(significant, key=lambda c: c["b"] == "crop"):
     a, b = comparison["a"], comparison["b"]
     if b == "crop":

@@ -1,4 +1,4 @@
-"""What a report compares, runs or groups of runs, and the numbers it shows."""
+"""The runs or groups of runs that a report compares, and their numbers."""
 
 import dataclasses
 import math
@@ -10,10 +10,10 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-  """A number of a report, with its spread if there is one.
+  """A reported number, with its spread if known.
 
   Attributes:
-    mean: the number itself; for several runs, their mean.
+    mean: the number of a single run, or the mean over several.
     std: sample standard deviation over several runs, else None.
     low, high: 95% bootstrap interval over documents of a single run, or None.
   """
@@ -26,7 +26,7 @@ class Value:
   @classmethod
   def of(cls, values: Sequence[float]) -> "Value":
     """Returns the mean of the values and their standard deviation."""
-    # Infinite values have no deviation; that of huge ones may overflow.
+    # The deviation of infinite values is NaN; that of huge ones may overflow.
     with np.errstate(invalid="ignore", over="ignore"):
       std = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return cls(float(np.mean(values)), std)
@@ -35,7 +35,7 @@ class Value:
     """Returns "6.071 +- 0.012" for several runs, "6.071" for one.
 
     Args:
-      interval: appends " [low, high]" where there is an interval.
+      interval: whether to append " [low, high]" if there is an interval.
     """
     if self.std is not None:
       return " +- ".join(numbers(self.mean, self.std))
@@ -112,12 +112,12 @@ class Subject:
 
 
 def each_run(results: dict[str, Any]) -> list[Subject]:
-  """Returns every run as a subject of its own."""
+  """Returns each run as its own subject."""
   return [Subject(run["name"], (run,)) for run in results["runs"]]
 
 
 def subjects(results: dict[str, Any]) -> list[Subject]:
-  """Returns the groups if one of them has several runs, else the runs.
+  """Returns the groups if any of them has several runs, else the runs.
 
   Args:
     results: see `results_file`.
@@ -134,7 +134,7 @@ def subjects(results: dict[str, Any]) -> list[Subject]:
 def differing(
     compared: Sequence[Subject],
 ) -> tuple[dict[str, list[int]], list[str]]:
-  """Returns what differs between subjects, and what all of them share.
+  """Returns which facts differ between subjects and which they share.
 
   Returns:
     {"runs" or "trained at": number for each subject} for what differs, and

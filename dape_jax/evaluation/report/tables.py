@@ -1,4 +1,4 @@
-"""The tables of a report, before they become text, Markdown or HTML."""
+"""Tables of a report, independent of text, Markdown or HTML."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Cell(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-  """A table whose first `labels` columns are words and the others numbers."""
+  """A table; the first `labels` columns are text, the others numbers."""
 
   title: str
   header: tuple[str, ...]
@@ -64,7 +64,7 @@ def summary(results: dict[str, Any]) -> str:
 
 
 def not_finite(results: dict[str, Any]) -> list[str]:
-  """Returns a warning for each run with tokens of no finite probability."""
+  """Returns a warning for each run with tokens whose nats are not finite."""
   lines = []
   for run in results["runs"]:
     for prefix, name in ("", run["name"]), ("crop_", f"crop of {run['name']}"):
@@ -90,8 +90,8 @@ def legend(results: dict[str, Any]) -> list[str]:
   ]
   if any(len(group["runs"]) > 1 for group in results["groups"]):
     lines.append(
-        "+- mean and sample standard deviation over runs that differ only in the"
-        " seed."
+        "+- mean and sample standard deviation over runs that differ only in"
+        " the seed."
     )
   if not any(run["retrieval"] for run in results["runs"]):
     lines.append(
@@ -297,7 +297,7 @@ def _depths_table(results: dict[str, Any], task: str) -> Table:
 
 
 def detail_tables(results: dict[str, Any]) -> list[Table]:
-  """Returns the tables that a report folds away."""
+  """Returns the tables in the collapsed sections of the HTML report."""
   tables = [_runs_table(results)]
   if results["comparisons"]:
     tables.append(_comparisons_table(results))

@@ -59,7 +59,7 @@ def _aligned(
 
 
 def _folded(table: Table) -> list[str]:
-  """Returns the lines of a table, its columns in blocks that fit the width."""
+  """Returns the lines of a table, in blocks of columns that fit the width."""
   columns = _aligned(table.header, table.rows, table.labels)
   labels, numbers = columns[: table.labels], columns[table.labels :]
   left = _WIDTH - sum(len(column[0]) + 2 for column in labels)
@@ -76,7 +76,7 @@ def _folded(table: Table) -> list[str]:
 def _side_by_side(
     results: dict[str, Any], compared: Sequence[Subject]
 ) -> list[str]:
-  """Returns lines with lengths down and the subjects side by side."""
+  """Returns lines with one row per length and the subjects side by side."""
   header = "perplexity", "crop", "bits/byte", "crop"
   fields = (
       "perplexity",
@@ -114,15 +114,15 @@ def _side_by_side(
 def table(results: dict[str, Any]) -> str:
   """Returns aligned text tables of perplexity, crop baseline and retrieval.
 
-  Up to four runs (or groups of seeds) are shown side by side, lengths down. With
-  more, each has a row and each length a column.
+  Up to four runs (or groups of seeds) are shown side by side, one row per
+  length. With more, there is one row per run and one column per length.
 
   Args:
     results: see `results_file`.
 
   Returns:
-    Lines without a final newline. The last ones explain the marks and list the
-    evaluations that are not finite.
+    Lines without a final newline. The last ones explain the marks and list
+    results that are not finite.
   """
   compared = subjects(results)
   lines = [tables.summary(results), ""]

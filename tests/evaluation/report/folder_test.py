@@ -16,7 +16,7 @@ _VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 
 class _Page(html.parser.HTMLParser):
-  """Parses a page; fails on tags that do not match."""
+  """Parses a page; fails on unbalanced tags."""
 
   def __init__(self, text):
     super().__init__()
@@ -79,7 +79,7 @@ def _positions(loss):
 
 @pytest.fixture(scope="module")
 def full(make_results, tmp_path_factory):
-  """Returns results with everything a report can have, and its paths."""
+  """Returns results with every section of a report, and the report's paths."""
   results = make_results(
       {
           "<a>$x_1$": ("rope", [[4.5, 34567.0]], [4.5, 4.25]),

@@ -14,7 +14,8 @@ from dape_jax.evaluation.report.subjects import subjects
     [
         ([], []),
         ([0.03], [0.03]),
-        # By hand: 4 x 0.005, 3 x 0.01, 2 x 0.03, then at least that.
+        # By hand: 4 x 0.005, 3 x 0.01, 2 x 0.03, and never below the one
+        # before.
         ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),
         ([0.5, 0.6], [1.0, 1.0]),
         ([0.02, np.nan, 0.04], [0.04, np.nan, 0.04]),
