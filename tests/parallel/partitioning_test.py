@@ -116,7 +116,9 @@ def test_meshes_that_do_not_fit_are_refused(make_config):
     partitioning.make_mesh(MeshConfig(data=4))
   with pytest.raises(ConfigError, match=r"config.mesh.context=5: does not div"):
     make_config({"mesh.context": 5})
-  with pytest.raises(ConfigError, match=r"config.mesh.ring=True: requires rows"):
+  with pytest.raises(
+      ConfigError, match=r"config.mesh.ring=True: requires rows"
+  ):
     MeshConfig(ring=True)
   ring = {"mesh.context": 8, "mesh.ring": True}
   mesh = partitioning.make_mesh(MeshConfig(context=8, ring=True))
