@@ -127,7 +127,7 @@ def test_meshes_that_do_not_fit_are_refused(make_config):
   ):
     Program(make_config(ring | {"model.encoding": "cope"}), mesh)
   wide = {"model.encoding": "dape_v2_fire", "data.length": 8}
-  with pytest.raises(ConfigError, match=r"context: .* a device has 1 tokens"):
+  with pytest.raises(ConfigError, match=r"context: .* a device holds 1 tokens"):
     Program(make_config(ring | wide), mesh)
   mesh = partitioning.make_mesh(MeshConfig(fsdp=2))
   config = make_config({"train.batch_size": 24, "train.accumulation": 2})
