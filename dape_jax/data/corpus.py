@@ -36,10 +36,6 @@ class Split:
   starts: np.ndarray
   name_of: Callable[[int], str]
 
-  @property
-  def num_documents(self) -> int:
-    return len(self.starts) - 1
-
   def name(self, index: int) -> str:
     """Returns the origin of document `index`.
 

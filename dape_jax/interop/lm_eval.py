@@ -24,7 +24,7 @@ from dape_jax.checkpoint.runs import (
 )
 from dape_jax.errors import ConfigError
 from dape_jax.interop.lm_eval_requests import (
-    Reading,
+    ScoredText,
     cut_left,
     generation_of,
     read_texts,
@@ -165,10 +165,12 @@ class DapeJaxLM(TemplateLM):
         limit=self.max_length and self.max_length + 1,
         needed=max(scored, default=0) + 1,
     )
-    readings = [Reading(*reading) for reading in zip(texts, scored)]
+    scored_texts = [
+        ScoredText(*scored_text) for scored_text in zip(texts, scored)
+    ]
     # An empty continuation has probability 1.
     answers = [(0.0, True)] * len(requests)
-    for i, *answer in self._score(readings, disable_tqdm):
+    for i, *answer in self._score(scored_texts, disable_tqdm):
       answers[i] = tuple(answer)
       self.cache_hook.add_partial("loglikelihood", requests[i][0], answers[i])
     return answers
@@ -177,16 +179,16 @@ class DapeJaxLM(TemplateLM):
       self, requests, disable_tqdm: bool = False
   ) -> list[float]:
     """Returns the log-likelihood of each document, in nats."""
-    readings, documents = [], []
+    scored_texts, documents = [], []
     for i, request in enumerate(requests):
       tokens = self.tok_encode(*request.args)
       for inputs, targets in get_rolling_token_windows(
           tokens, self.prefix_token_id, self.max_length or len(tokens) or 1, 1
       ):
-        readings.append(Reading([*inputs, targets[-1]], len(targets)))
+        scored_texts.append(ScoredText([*inputs, targets[-1]], len(targets)))
         documents.append(i)
     answers = [0.0] * len(requests)
-    for i, log_likelihood, _ in self._score(readings, disable_tqdm):
+    for i, log_likelihood, _ in self._score(scored_texts, disable_tqdm):
       answers[documents[i]] += log_likelihood
     return answers
 
@@ -228,12 +230,12 @@ class DapeJaxLM(TemplateLM):
     bar.close()
     return answers
 
-  def _score(self, readings: list[Reading], disable_tqdm: bool):
+  def _score(self, scored_texts: list[ScoredText], disable_tqdm: bool):
     return tqdm.tqdm(
         read_texts(
-            self._model, self._params, readings, batch_size=self.batch_size
+            self._model, self._params, scored_texts, batch_size=self.batch_size
         ),
-        total=sum(reading.scored > 0 for reading in readings),
+        total=sum(scored_text.scored > 0 for scored_text in scored_texts),
         desc="loglikelihood",
         disable=disable_tqdm,
     )

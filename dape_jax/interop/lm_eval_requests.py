@@ -25,7 +25,7 @@ _SHORTEST = 64
 _segment_scores_of = functools.cache(make_segment_scores)
 
 
-class Reading(NamedTuple):
+class ScoredText(NamedTuple):
   """A text to score.
 
   Attributes:
@@ -153,7 +153,7 @@ def batches_by_length(
 def read_texts(
     model: Any,
     params: Any,
-    readings: Sequence[Reading],
+    scored_texts: Sequence[ScoredText],
     *,
     batch_size: int,
 ) -> Iterator[tuple[int, float, bool]]:
@@ -165,14 +165,16 @@ def read_texts(
   Args:
     model: `models.Transformer`.
     params: parameters of the model.
-    readings: texts to score.
+    scored_texts: texts to score.
     batch_size: maximum batch size.
 
   Raises:
     ConfigError: a text exceeds the position limit of an encoding.
   """
-  wanted = [i for i, reading in enumerate(readings) if reading.scored]
-  lengths = [len(readings[i].tokens) - 1 for i in wanted]
+  wanted = [
+      i for i, scored_text in enumerate(scored_texts) if scored_text.scored
+  ]
+  lengths = [len(scored_texts[i].tokens) - 1 for i in wanted]
   longest = max(lengths, default=0)
   check_positions(model.config, longest, f"a text of {longest} tokens")
   non_finite = 0
@@ -183,7 +185,7 @@ def read_texts(
     row_lengths, scored = np.zeros((2, rows), int)
     for row, i in enumerate(batch):
       row_lengths[row] = lengths[i]
-      token_rows[row, : lengths[i] + 1], scored[row] = readings[wanted[i]]
+      token_rows[row, : lengths[i] + 1], scored[row] = scored_texts[wanted[i]]
     scores = _segment_scores_of(model.at_length(bucket))(
         params, token_rows, row_lengths, scored, min(_CHUNK, bucket)
     )

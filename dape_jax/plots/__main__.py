@@ -26,7 +26,7 @@ from dape_jax.errors import ConfigError, did_you_mean
 from dape_jax.evaluation.progress import Progress
 from dape_jax.evaluation.report import make_folder
 from dape_jax.plots import effective_length, figures
-from dape_jax.plots.reading import read_text
+from dape_jax.plots.prefill import read_text
 from dape_jax.plots.rows import rows_of_layers, write_rows
 
 _COMMANDS = ("bias", "effective-length", "map")

@@ -25,7 +25,7 @@ from dape_jax.models.layer_encodings import (
     is_shared,
     make_encoding,
 )
-from dape_jax.plots.reading import Reading, of_layer, read
+from dape_jax.plots.prefill import Prefill, of_layer, prefill
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,14 +75,14 @@ def rows_of_layers(
   Besides the parameters, memory holds the cache and one layer's rows.
 
   Args:
-    config, params, tokens, num_queries, chunk, on_tokens: see `reading.read`.
+    config, params, tokens, num_queries, chunk, on_tokens: see `prefill.prefill`.
     layers: indices from 0.
   """
   check_positions(config, len(tokens), f"{len(tokens)} tokens")
   config = Transformer(config).at_length(len(tokens)).config
-  reading = read(config, params, tokens, num_queries, chunk, on_tokens)
+  filled = prefill(config, params, tokens, num_queries, chunk, on_tokens)
   for layer in layers:
-    yield rows_of_layer(config, params, reading, layer)
+    yield rows_of_layer(config, params, filled, layer)
 
 
 def encoding_of_layer(
@@ -98,17 +98,17 @@ def encoding_of_layer(
 
 
 def rows_of_layer(
-    config: ModelConfig, params: Any, reading: Reading, layer: int
+    config: ModelConfig, params: Any, filled: Prefill, layer: int
 ) -> Rows:
   """Returns one layer's rows of the queries that `read` captured."""
   encoding, variables = encoding_of_layer(config, params, layer).unbind()
   _, window = config.layer_kinds[layer % len(config.layer_kinds)]
-  outputs = of_layer(config, reading.outputs["layers"], layer)
+  outputs = of_layer(config, filled.outputs["layers"], layer)
   (x_BxTxD,) = outputs["attention_norm"]["__call__"]
   query, key = (
       outputs["attention"][name]["__call__"][0] for name in ("query", "key")
   )
-  cache = reading.cache
+  cache = filled.cache
   keys = slots_of_layer(cache.keys, layer)
   keys_BxSxKxH = keys.reshape(*keys.shape[:2], *key.shape[2:])
   features = cache.features

@@ -78,10 +78,10 @@ def test_text_beyond_the_position_limit_raises():
       encoding="learned",
       encoding_options={"max_length": 8},
   )
-  reading = lm_eval_requests.Reading(list(range(10)), 1)
+  scored_text = lm_eval_requests.ScoredText(list(range(10)), 1)
   with pytest.raises(ConfigError, match=r"a text of 9 tokens: .* ends at 8"):
     next(
         lm_eval_requests.read_texts(
-            Transformer(config), None, [reading], batch_size=1
+            Transformer(config), None, [scored_text], batch_size=1
         )
     )

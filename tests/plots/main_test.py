@@ -12,7 +12,7 @@ from matplotlib import image
 from dape_jax.checkpoint.runs import load_run
 from dape_jax.errors import ConfigError
 from dape_jax.plots import __main__ as command
-from dape_jax.plots import draw_map, reading, rows
+from dape_jax.plots import draw_map, prefill, rows
 
 main = command.main
 
@@ -117,11 +117,11 @@ def test_maps_of_zeros_are_omitted(tmp_path):
 def test_read_text():
   run = load_run("dape")
   flags = argparse.Namespace(string="let it", text=None)
-  tokens, _ = reading.read_text(run, flags, 3)
+  tokens, _ = prefill.read_text(run, flags, 3)
   assert bytes(tokens.astype(np.uint8)) == b"let"
   # Of the test split's documents of 90, 40 and 60 bytes.
   flags = argparse.Namespace(text=None, split="test", data_dir="")
-  found = {n: reading.read_text(run, flags, n) for n in (1, 50, 61, 100)}
+  found = {n: prefill.read_text(run, flags, n) for n in (1, 50, 61, 100)}
   assert {n: source for n, (_, source) in found.items()} == {
       1: "test split, test/1.py",
       50: "test split, test/2.py",

@@ -9,7 +9,7 @@ import pytest
 
 from dape_jax.config import ModelConfig
 from dape_jax.models import Transformer
-from dape_jax.plots import reading, rows
+from dape_jax.plots import prefill, rows
 
 LENGTH = 11
 CASES = {
@@ -43,23 +43,23 @@ def random_params(config):
 
 @functools.cache
 def case(name):
-  """Returns config, parameters, tokens, Reading, and the rows of all queries."""
+  """Returns config, parameters, tokens, Prefill, and the rows of all queries."""
   config = model_config(name)
   params = random_params(config)
   tokens = np.random.default_rng(1).integers(0, config.vocab_size, LENGTH)
   with pytest.MonkeyPatch.context() as patch:
     # The output of attention too, to compare with.
-    captured = (*reading._CAPTURED, "output")
-    patch.setattr(reading, "_CAPTURED", captured)
-    read = reading.read(config, params, tokens, LENGTH, chunk=LENGTH)
-  found = [rows.rows_of_layer(config, params, read, n) for n in (0, 1)]
-  return config, params, tokens, read, found
+    captured = (*prefill._CAPTURED, "output")
+    patch.setattr(prefill, "_CAPTURED", captured)
+    filled = prefill.prefill(config, params, tokens, LENGTH, chunk=LENGTH)
+  found = [rows.rows_of_layer(config, params, filled, n) for n in (0, 1)]
+  return config, params, tokens, filled, found
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_rows_reproduce_the_attention_output(name):
   """Attention computed from the rows matches the model's."""
-  config, params, _, read, all_rows = case(name)
+  config, params, _, filled, all_rows = case(name)
   for layer, of_layer in enumerate(all_rows):
     visible = of_layer.visible
     _, window = config.layer_kinds[layer % len(config.layer_kinds)]
@@ -71,13 +71,13 @@ def test_rows_reproduce_the_attention_output(name):
     modified = np.where(visible, of_layer.scores + of_layer.total, -np.inf)
     weights = np.exp(modified - modified.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
-    values = np.asarray(read.cache.values[layer, 0])
+    values = np.asarray(filled.cache.values[layer, 0])
     values = values.reshape(len(values), -1, config.width // 2)
     values = np.repeat(values, 2 // values.shape[1], axis=1)
-    own = reading.of_layer(config, params["layers"], layer, "attention")
+    own = prefill.of_layer(config, params["layers"], layer, "attention")
     out = np.einsum("nts,snh,nhd->td", weights, values, own["output"]["kernel"])
-    (found,) = reading.of_layer(
-        config, read.outputs["layers"], layer, "attention", "output"
+    (found,) = prefill.of_layer(
+        config, filled.outputs["layers"], layer, "attention", "output"
     )["__call__"]
     out += np.asarray(own["output"]["bias"])
     np.testing.assert_allclose(out, found[0], rtol=2e-4, atol=2e-4)

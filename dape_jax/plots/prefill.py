@@ -26,7 +26,7 @@ _CAPTURED = ("attention_norm", "query", "key")
 
 
 @flax.struct.dataclass
-class Reading:
+class Prefill:
   """The state of a model after a text.
 
   Attributes:
@@ -39,14 +39,14 @@ class Reading:
   outputs: Any
 
 
-def read(
+def prefill(
     config: ModelConfig,
     params: Any,
     tokens: np.ndarray,
     num_queries: int,
     chunk: int,
     on_tokens: Callable[[int], Any] = lambda tokens: None,
-) -> Reading:
+) -> Prefill:
   """Runs the model over a text, and captures its last tokens.
 
   Args:
@@ -65,15 +65,15 @@ def read(
   for start, end in itertools.pairwise([0, *starts, len(tokens)]):
     if start < end:
       chunk_BxT, is_last = tokens_BxT[:, start:end], start == num_before
-      reading = _step(config, is_last, params, cache, chunk_BxT)
-      cache = jax.block_until_ready(reading.cache)
+      filled = _step(config, is_last, params, cache, chunk_BxT)
+      cache = jax.block_until_ready(filled.cache)
       on_tokens(end - start)
-  return reading
+  return filled
 
 
 # Does not return the logits, so XLA does not compute them.
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def _step(config, capture: bool, params, cache, tokens_BxT) -> Reading:
+def _step(config, capture: bool, params, cache, tokens_BxT) -> Prefill:
   """Returns the cache extended by T tokens, and their outputs if captured."""
   (_, cache), captured = Transformer(config).apply(
       {"params": params},
@@ -84,7 +84,7 @@ def _step(config, capture: bool, params, cache, tokens_BxT) -> Reading:
           module.name in _CAPTURED and method == "__call__"
       ),
   )
-  return Reading(cache, captured["intermediates"] if capture else None)
+  return Prefill(cache, captured["intermediates"] if capture else None)
 
 
 def of_layer(config: ModelConfig, stacked: Any, layer: int, *path: str) -> Any:
